@@ -15,8 +15,9 @@ from digirl_dist import capacity
 from digirl_dist.errors import InstallError, WorkerError
 from digirl_dist.ssh.connection import Connection
 from digirl_dist.storage import file_system
+from digirl_dist.worker_program import pip_configuration
 
-_BESIDE = (capacity, file_system)
+_BESIDE = (capacity, file_system, pip_configuration)
 """Modules that need the standard library only."""
 _ANSWERS = msgspec.json.Decoder(dict[str, Any])
 _OLD_PYTHON = "needs Python 3.10 or newer"

@@ -30,6 +30,7 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from digirl_dist.storage.file_system import FULL, NO_LOCKS, in_words, lock, refuse_squatted, refuses_programs
+from digirl_dist.worker_program.pip_configuration import environment, indexes_for_uv
 
 
 @dataclass
@@ -87,6 +88,7 @@ class Installation:
         self._record = self._folder / "installed.json"
         self._wanted = self._folder / "wanted.json"
         self._deadline = time.monotonic() + request.limit_s
+        self._environment = environment(os.environ)
 
     def ensure(self) -> str:
         """Returns the Python that has the package; installs it unless that was done before."""
@@ -184,6 +186,8 @@ class Installation:
             self._reuse_outer_environment()
         # The first run replaces the package even if its version number is the old one, the second adds what it needs.
         self._pip("--no-index", "--force-reinstall", "--no-deps", str(wheel))
+        if not any(self._venv.glob("lib*/python*/site-packages/digirl_dist/__init__.py")):
+            raise Failed(f"the package was installed elsewhere than in {self._venv}", "see which configuration says so")
         if requirements := self._missing(self._request.requirements):
             self._install_torch()
             self._pip("-c", str(self._constraints()), *self._request.pip_args, *requirements)
@@ -266,8 +270,10 @@ class Installation:
         return [each for each in requirements if not _version_here(re.split(r"[^\w.-]", each, maxsplit=1)[0])]
 
     def _pip(self, *args: str) -> None:
+        installer = self._installer()
+        words = indexes_for_uv(args) if installer[1:2] == ["pip"] else args
         with self._logins() as variables:
-            self._run([*self._installer(), *args], "install the package", variables)
+            self._run([*installer, *words], "install the package", variables)
 
     def _installer(self) -> list[str]:
         """What installs into the environment: its own pip, or else uv, or this Python's pip; empty if there is none.
@@ -277,8 +283,8 @@ class Installation:
         options = ["--no-input", "--disable-pip-version-check", "--progress-bar=off", "--no-compile"]
         if self._has_pip():
             return [str(self._python), "-m", "pip", "install", *options]
-        if uv := self._uv():  # all indexes are looked at, as by pip: one of torch builds has other packages too
-            choice = ["--quiet", "--index-strategy", "unsafe-best-match"]
+        if uv := self._uv():  # the next index is asked where one has no fitting version: one of torch has others, too
+            choice = ["--quiet", "--index-strategy", "unsafe-first-match"]
             return [uv, "pip", "install", "--python", str(self._python), *choice]
         if [int(each) for each in re.findall(r"\d+", _version_here("pip"))] >= _PIP_FOR_OTHERS:
             return [sys.executable, "-m", "pip", "--python", str(self._python), "install", *options]
@@ -333,15 +339,12 @@ class Installation:
 
         Without ``needs_host``, a command goes on without its host, unless another host wants something else.
         """
-        foreign = {"PIP_REQUIRE_VIRTUALENV", "PIP_TARGET", "PIP_USER"}
-        kept = {name for name in os.environ if name not in foreign and not name.startswith("PYTHON")}
-        environment = {name: os.environ[name] for name in kept} | (own or {})
         process = subprocess.Popen(
             command,
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
-            env=environment,
+            env=self._environment | (own or {}),
             start_new_session=True,
             preexec_fn=_end_with_parent,  # else it would go on beside that of the next installation
         )
@@ -496,11 +499,13 @@ def _answer(answer: dict[str, Any]) -> None:
 
 def main(source: BinaryIO) -> None:
     request = InstallRequest(**json.loads(source.readline()))
-    installation = Installation(request, source)
     try:
+        installation = Installation(request, source)
         _answer(installation.look() if request.look_only else {"python": installation.ensure()})
     except Failed as failed:
         _answer({"error": str(failed), "remedy": failed.remedy})
+    except ValueError as error:
+        _answer({"error": f"pip's configuration cannot be used: {error}", "remedy": "correct the file"})
     except BrokenPipeError:
         pass  # the host has gone; what is installed it will find next time
     except (OSError, RuntimeError, MemoryError) as error:
