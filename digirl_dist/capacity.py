@@ -90,8 +90,8 @@ def core_limits(groups: Sequence[Path]) -> Iterator[float]:
 def memory_limits(groups: Sequence[Path]) -> Iterator[int]:
     """Yields the free bytes below each limit of a control group, in version 1 or 2; file caches count as free."""
     for group in groups:
-        counted = dict(re.findall(r"^(\w+) (\d+)$", _read(group / "memory.stat"), re.MULTILINE))
-        cache = counted.get("total_inactive_file", counted.get("inactive_file", 0))  # version 1 totals its subgroups
+        counted: dict[str, str] = dict(re.findall(r"^(\w+) (\d+)$", _read(group / "memory.stat"), re.MULTILINE))
+        cache = counted.get("total_inactive_file") or counted.get("inactive_file", "0")  # version 1 totals subgroups
         used = _read(group / "memory.current") or _read(group / "memory.usage_in_bytes")
         for name in ("memory.max", "memory.high", "memory.limit_in_bytes"):
             with suppress(ValueError):  # "max", or no file

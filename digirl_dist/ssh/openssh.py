@@ -32,6 +32,7 @@ from digirl_dist.ssh.mux import Session, SessionRefused
 from digirl_dist.ssh.openssh_channel import OpenSshChannel, PipedSessions
 from digirl_dist.ssh.openssh_log import Target, explain, fingerprint, last_words, unfinished
 from digirl_dist.ssh.socket_folders import SocketFolders
+from digirl_dist.storage.disk_full import require_space
 
 _FAST_CIPHERS = ("aes128-gcm@openssh.com", "aes256-gcm@openssh.com")
 _ANSWER_S = 3.0
@@ -99,6 +100,7 @@ def connect_by_openssh(address: Address, settings: SshSettings) -> Connection:
     master = Master(address, settings)
     try:
         if not master.wait_for_login(settings.connect_s * 2 + settings.login_s):
+            require_space(0, master.socket.parent)  # a log that could not be written explains nothing
             raise explain(master.log(), address, master.target, settings, notes)
         return OpenSshConnection(address, settings, master)
     except BaseException:
