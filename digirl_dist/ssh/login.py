@@ -163,14 +163,17 @@ def locked(path: str) -> str:
     return f"{path} is locked by a passphrase: unlock it with `ssh-add {path}`"
 
 
-def login_error(worker: str, failure: AuthFailure, host: str, port: int) -> WorkerError:
-    """Returns the error for ``failure``: UnreachableError if the link broke, LoginError if the keys were refused."""
+def login_error(worker: str, failure: AuthFailure, host: str, port: int, said: str) -> WorkerError:
+    """Returns the error for ``failure``: UnreachableError if the link broke, LoginError if the keys were refused.
+
+    ``said`` is what the machine said meanwhile.
+    """
     strategy = cast(KeyLogin, failure.result.strategy)
     refused = [tried for tried in failure.result if isinstance(tried.result, paramiko.AuthenticationException)]
     broken = [tried.result for tried in failure.result if tried not in refused]
     if silent := next((each for each in broken if isinstance(each, SilentAgent)), None):
         return UnreachableError(worker, str(silent), agent.REMEDY)
-    if refused and any(_CLOSED in str(tried.result) for tried in refused):
+    if said and any(_CLOSED in str(tried.result) for tried in refused):  # without a word, it hears no more keys
         return UnreachableError(
             worker, f"{host_and_port(host, port)} closed the connection during the login", CLOSED_TO
         )

@@ -47,7 +47,7 @@ def _output(channel: Channel, limit_s: float) -> bytes:
         said += more
     if len(said) < _MOST_BYTES and more is None:
         reason = f"its login shell did not run a command within {limit_s:g} s (ssh.login_s)"
-        raise SlowShellError(channel.worker, reason, f"look for what waits {_FILES}; {_QUIET}")
+        raise SlowShellError(channel.worker, reason, _QUIET)
     return said
 
 

@@ -38,9 +38,7 @@ _COMMAND_ENDED = re.compile(r"^(?:kex_exchange_identification: .*|.* by UNKNOWN 
 _TOO_MANY = "Too many authentication failures"
 _ACCEPTED = re.compile(r"^debug1: Server accepts key: (.*)$", re.MULTILINE)
 _LOAD_KEY = re.compile(r"^Load key \"(.+)\": (.*)$", re.MULTILINE)
-_OWN_WORDS = re.compile(
-    r"Connection (?:closed|reset) |.*@.*: Permission denied|Received disconnect|Disconnected |Load key "
-)
+_OWN_WORDS = re.compile(r"Connection |.*@.*: Permission denied|Received disconnect|Disconnected |Load key ")
 _NOISE = re.compile(r"^(debug\d: .*|OpenSSH_.*|Authenticated to .*|Transferred: .*|Bytes per second: .*|)$")
 
 
@@ -108,8 +106,8 @@ def _by_command(log: str) -> bool:
 
 def _banner(log: str) -> str:
     """Returns what the machine said between the beginning of the login and its end."""
-    start = max(log.rfind("debug1: Authenticating to "), 0)
-    lines = (line.strip() for line in log[start:].splitlines())
+    _, begun, login = log.rpartition("debug1: Authenticating to ")
+    lines = [line.strip() for line in login.splitlines()[1:]] if begun else []
     return "\n".join(line for line in lines if not _NOISE.match(line) and not _OWN_WORDS.match(line))
 
 
@@ -118,6 +116,8 @@ def _unreachable(log: str, at: str, within: str, look: str) -> tuple[str, str]:
     if found := _FORWARD.search(log):
         to, port = _last(_FORWARDED, log) or (at, "")
         return f"the jump host cannot reach {host_and_port(to, int(port)) if port else at} ({found[1]})", look
+    if _by_command(log) and "during banner exchange" in log:
+        return f"the ProxyCommand of ~/.ssh/config brought no connection to {at} {within}", look
     if _by_command(log) and _COMMAND_ENDED.search(log) and not _AT.search(log):
         said = last_words(_COMMAND_ENDED.sub("", log))
         return f"the ProxyCommand of ~/.ssh/config brought no connection to {at}: {said}", look

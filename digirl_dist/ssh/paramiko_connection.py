@@ -259,7 +259,7 @@ def _explain(error: Exception, address: Address, session: Session, settings: Ssh
             return UnreachableError(name, str(error), agent.REMEDY)
         case AuthFailure():
             return expired(name, str(session.user), str(session.host), said) or login_error(
-                name, error, session.host, session.port
+                name, error, session.host, session.port, said
             )
         case socket.gaierror():
             return UnknownHostError(name, f"the host name {session.host} is unknown", "correct the worker's `host`")
