@@ -62,7 +62,7 @@ def test_a_run_needs_nothing_that_a_python_build_or_a_kernel_may_lack(tmp_path: 
     done = subprocess.run([*command, *words], env=environ, capture_output=True, text=True)
     assert done.returncode == 0, done.stdout + done.stderr
     events = [each["event"] for each in json_lines.read(tmp_path / "run" / "events.jsonl")]
-    assert not {"worker_lost", "slot_failed", "slot"} & {*events}
+    assert events.count("episode") >= 4 and "worker_lost" not in events
 
 
 def group(folder: Path, **files: str) -> Path:
@@ -91,7 +91,10 @@ def test_control_groups_of_version_1_limit_cores_and_memory(tmp_path: Path) -> N
 
 
 _V1 = "11:memory:{0}\n4:cpu,cpuacct:{0}\n1:name=systemd:/user.slice/session-1.scope\n"
-_MOUNTED_V1 = "35 31 0:32 {0} {1}/memory rw - cgroup cgroup rw,memory\n36 31 0:33 {0} {1}/cpu,cpuacct rw - cgroup none rw,cpu,cpuacct\n"
+_MOUNTED_V1 = (
+    "35 31 0:32 {0} {1}/memory rw - cgroup cgroup rw,memory\n"
+    "36 31 0:33 {0} {1}/cpu,cpuacct rw - cgroup none rw,cpu,cpuacct\n"
+)
 _MOUNTED_V2 = "41 31 0:38 {0} {1} rw,nosuid shared:9 - cgroup2 cgroup2 rw,nsdelegate\n"
 
 
@@ -217,7 +220,7 @@ def test_a_folder_that_cannot_be_looked_at_is_a_failed_check(place: str, tmp_pat
     script = (
         "import os, sys\nfrom digirl_dist.doctor import host, probe\nfrom pathlib import Path\n"
         f"sys.stdin.close()\nif os.geteuid() == 0: os.setgroups([]); os.setuid(65533)\n"
-        f"print(probe._folder(Path({str(tmp_path / place)!r}))['writable'], host._disk(Path({str(tmp_path / place)!r})).ok)\n"
+        f"place = Path({str(tmp_path / place)!r})\nprint(probe._folder(place)['writable'], host._disk(place).ok)\n"
     )
     for folder in (tmp_path, *tmp_path.parents):
         if os.geteuid() == 0 and str(folder).startswith("/tmp/") and folder.stat().st_uid == 0:
