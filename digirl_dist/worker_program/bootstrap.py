@@ -401,7 +401,7 @@ _KEPT_OUTPUT = 1 << 16
 _SETUP = "run emulator.setup"
 _MEND_SETUP = "mend the script, which is to end with status 0 and is run again as a whole"
 _SLOW = "look at what it waits for, or raise install.limit_s"
-_DISK_FULL = "free some space there, or set the worker's folder to a larger disk"
+_DISK_FULL = "delete files there, or set the worker's folder to a larger disk"
 _ELSEWHERE = "set worker_run_path to a folder on a local disk"
 _LACKING = {
     **dict.fromkeys(FULL, _DISK_FULL),
