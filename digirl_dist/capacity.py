@@ -1,17 +1,22 @@
-"""Computes how many emulators a machine can run (``bsize: auto``), and assigns them its cores."""
+"""Computes how many emulators a machine can run (``bsize: auto``), from what its control groups leave to this process.
+
+Imports the standard library only: ``digirl-dist doctor`` runs this file on machines that have no package yet.
+"""
 
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 
 _RESERVED_MIB = 1024
 """Memory left for the worker program with its policy and for the machine itself."""
 _RESERVED_SHARE = 0.1
 """Share of the free memory that is left besides, because free memory fluctuates."""
-_CGROUPS = Path("/sys/fs/cgroup")
+_UNESCAPED = re.compile(r"\\([0-7]{3})")
 
 
 def let_waiting_threads_sleep() -> None:
@@ -44,11 +49,9 @@ class Machine:
     @classmethod
     def here(cls, sharers: int = 1) -> Machine:
         """Returns the resources that this process may use (affinity and cgroups), divided by ``sharers``."""
-        import psutil
-
-        groups = _own_groups()
-        cores = min([float(len(os.sched_getaffinity(0))), *core_limits(groups)])
-        memory = min([psutil.virtual_memory().available, *memory_limits(groups)])
+        groups = own_groups(_read(Path("/proc/self/cgroup")), _read(Path("/proc/self/mountinfo")))
+        cores = min([float(_cores()), *core_limits(groups)])
+        memory = min([_free_memory(), *memory_limits(groups)])
         return cls(cores / sharers, memory / 2**20 / sharers)
 
 
@@ -73,28 +76,67 @@ def choose(machine: Machine, needs: Needs) -> PoolSize:
 
 
 def core_limits(groups: Sequence[Path]) -> Iterator[float]:
-    """Yields the number of cores that each control group (version 2) allows."""
+    """Yields the number of cores that each control group allows, in version 1 or 2; none for one without a limit."""
     for group in groups:
-        quota, period = (_read(group / "cpu.max") or "max 100000").split()
-        if quota != "max":
-            yield int(quota) / int(period)
+        words = _read(group / "cpu.max").split() or [
+            _read(group / f"cpu.cfs_{each}_us") for each in ("quota", "period")
+        ]
+        with suppress(ValueError):  # "max", or no file
+            quota, period = map(int, words)
+            if quota > 0 and period > 0:
+                yield quota / period
 
 
 def memory_limits(groups: Sequence[Path]) -> Iterator[int]:
-    """Yields the free bytes below each control group's limit; file caches count as free."""
+    """Yields the free bytes below each limit of a control group, in version 1 or 2; file caches count as free."""
     for group in groups:
-        limit = _read(group / "memory.max") or "max"
-        if limit != "max":
-            counted = dict(line.split() for line in _read(group / "memory.stat").splitlines())
-            used = int(_read(group / "memory.current") or 0) - int(counted.get("inactive_file", 0))
-            yield max(0, int(limit) - used)
+        counted: dict[str, str] = dict(re.findall(r"^(\w+) (\d+)$", _read(group / "memory.stat"), re.MULTILINE))
+        cache = counted.get("total_inactive_file") or counted.get("inactive_file", "0")  # version 1 totals subgroups
+        used = _read(group / "memory.current") or _read(group / "memory.usage_in_bytes")
+        for name in ("memory.max", "memory.high", "memory.limit_in_bytes"):
+            with suppress(ValueError):  # "max", or no file
+                yield max(0, int(_read(group / name)) - int(used or 0) + int(cache))
 
 
-def _own_groups() -> list[Path]:
-    """Returns this process's control group and its ancestors."""
-    lines = _read(Path("/proc/self/cgroup")).splitlines()
-    own = [_CGROUPS / line.removeprefix("0::").strip("/") for line in lines if line.startswith("0::")]
-    return [folder for group in own for folder in (group, *group.parents) if folder.is_relative_to(_CGROUPS)]
+def own_groups(memberships: str, mounts: str) -> list[Path]:
+    """Returns the folders of a process's control groups and of their ancestors, of whatever version.
+
+    ``memberships`` and ``mounts`` are its /proc/PID/cgroup and /proc/PID/mountinfo. In a container, the mounted folder
+    may be the group itself, or a group above it whose path the container does not know.
+    """
+    found: dict[Path, None] = {}
+    own = [line.split(":", 2)[1:] for line in memberships.splitlines() if line.count(":") > 1]
+    for line in mounts.splitlines():
+        before, _, after = line.partition(" - ")
+        kind, _, options = [*after.split(" "), "", "", ""][:3]
+        if kind not in ("cgroup", "cgroup2") or len(before.split(" ")) < 5:
+            continue
+        root, place = (_UNESCAPED.sub(lambda octal: chr(int(octal[1], 8)), word) for word in before.split(" ")[3:5])
+        for controllers, path in own:
+            if set(controllers.split(",")) <= set(options.split(",")) if kind == "cgroup" else not controllers:
+                found.update(dict.fromkeys(_from_group_to_mount(Path(place), root, path)))
+    return list(found)
+
+
+def _from_group_to_mount(place: Path, root: str, path: str) -> Iterator[Path]:
+    """Yields the folder of the group ``path`` where ``root`` is mounted at ``place``, and those above it."""
+    inner = PurePosixPath(path)
+    below = inner.relative_to(root) if inner.is_relative_to(root) and ".." not in inner.parts else PurePosixPath()
+    yield from (place / each for each in (below, *below.parents))
+
+
+def _cores() -> int:
+    """Returns the cores that this process may use."""
+    with suppress(AttributeError, OSError):  # not every Python build, nor every kernel, has it
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
+
+
+def _free_memory() -> int:
+    """Returns the machine's free bytes."""
+    if found := re.search(r"^MemAvailable:\s+(\d+) kB", _read(Path("/proc/meminfo")), re.MULTILINE):
+        return int(found[1]) << 10
+    return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
 
 
 def _read(path: Path) -> str:

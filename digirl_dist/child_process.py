@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import fcntl
 import os
 import signal
 import subprocess
@@ -28,6 +29,8 @@ _LOOK_S = 2.0
 
 _PR_SET_PDEATHSIG = 1
 """prctl(2)"""
+_F_SETPIPE_SZ, _F_GETPIPE_SZ = 1031, 1032
+"""fcntl(2)"""
 
 _DIES_WITH_ITS_PARENT = (
     f"import ctypes, os, sys; ctypes.CDLL(None).prctl({_PR_SET_PDEATHSIG}, {signal.SIGTERM:d}); "
@@ -59,6 +62,16 @@ def ends_with_this_process() -> Callable[[], None]:
             os._exit(1)
 
     return tie
+
+
+def widen(pipe: int, size: int) -> None:
+    """Lets a pipe hold so many bytes that one end need not wait for each turn of the other; does nothing if it may not.
+
+    Python has the names of the commands only where it was built on headers of this century's second decade.
+    """
+    with suppress(OSError):  # no pipe, or this user has too many large ones
+        if fcntl.fcntl(pipe, _F_GETPIPE_SZ) < size:
+            fcntl.fcntl(pipe, _F_SETPIPE_SZ, size)
 
 
 def reap(process: subprocess.Popen[Any], limit_s: float) -> bool:

@@ -142,6 +142,10 @@ class LoginError(WorkerError):
     fatal = True
 
 
+class ShellError(LoginError):
+    """The login shell there, or one of its start-up files, does something else than to run commands."""
+
+
 class InstallError(WorkerError):
     """Python or the package cannot be used on the worker."""
 
@@ -162,12 +166,20 @@ class UnreachableError(WorkerError):
     """No connection succeeded within its limit."""
 
 
+class SlowShellError(UnreachableError):
+    """The machine let us in, but its login shell ran no command in time."""
+
+
 class UnknownHostError(UnreachableError):
     """Nobody knows an address of the machine's name."""
 
 
 class LinkLostError(WorkerError):
     """The connection or the worker program ended or fell silent."""
+
+
+class HostFullError(LinkLostError):
+    """This host has no room on its own disk for what serves the worker."""
 
 
 class TooSlowError(LinkLostError):
@@ -192,7 +204,7 @@ class HandlingError(WorkerError):
 
 _RAISE_FILES = "raise the limit of open files (`ulimit -n`) and start the host again"
 _RAISE_TASKS = "raise the limit of processes (`ulimit -u`), end others, or add memory"
-_SHORTAGES = {
+SHORTAGES = {
     errno.EMFILE: _RAISE_FILES,
     errno.ENFILE: _RAISE_FILES,
     errno.EAGAIN: _RAISE_TASKS,
@@ -209,8 +221,10 @@ def failure_here(worker: str, doing: str, error: Exception) -> WorkerError:
     """
     if isinstance(error, WorkerError):
         return error
-    if isinstance(error, OSError) and error.errno in _SHORTAGES:
-        return LinkLostError(worker, f"this host cannot {doing}: {error.strerror}", _SHORTAGES[error.errno])
+    if isinstance(error, OSError) and error.errno in SHORTAGES:
+        kind = HostFullError if error.errno in (errno.ENOSPC, errno.EDQUOT) else LinkLostError
+        place = f": {error.filename}" if error.filename else ""
+        return kind(worker, f"this host cannot {doing}: {error.strerror}{place}", SHORTAGES[error.errno])
     if isinstance(error, RuntimeError) and "can't start new thread" in str(error):
         return LinkLostError(worker, f"this host cannot {doing}: {error}", _RAISE_TASKS)
     trace = "".join(traceback.format_exception(error))

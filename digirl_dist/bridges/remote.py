@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -23,7 +24,7 @@ from digirl_dist.slurm.address import SlurmAddress
 from digirl_dist.ssh.channel import Channel
 from digirl_dist.ssh.connect import connect
 from digirl_dist.ssh.connection import Connection
-from digirl_dist.worker_program.environments import MOST_BYTES, write_frame
+from digirl_dist.worker_program.environments import MOST_BYTES, PING, PING_S, write_frame
 
 
 @dataclass(eq=False)
@@ -33,9 +34,22 @@ class Remote:
     name: str
     channel: Channel
     envs: list[int] = field(default_factory=list)
+    _writing: threading.Lock = field(default_factory=threading.Lock)
+    _closed: threading.Event = field(default_factory=threading.Event)
+
+    def __post_init__(self) -> None:
+        threading.Thread(target=self._ping, name=f"ping-{self.name}", daemon=True).start()
 
     def send(self, what: str, arguments: Sequence[Any]) -> None:
-        self.channel.write(write_frame({"do": what, "with": list(arguments)}))
+        with self._writing:
+            self.channel.write(write_frame({"do": what, "with": list(arguments)}))
+
+    def _ping(self) -> None:
+        """Shows the program that its host is there, while nothing is asked of it."""
+        with suppress(WorkerError):
+            while not self._closed.wait(PING_S):
+                with self._writing:
+                    self.channel.write(PING)
 
     def answer(self, limit_s: float) -> list[Any]:
         """Raises WorkerError if the worker is lost, EmulatorError if an environment raised."""
@@ -55,6 +69,7 @@ class Remote:
 
     def close(self) -> None:
         """Closes the program's streams, at which it ends."""
+        self._closed.set()
         self.channel.close()
 
 

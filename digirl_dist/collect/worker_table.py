@@ -10,7 +10,7 @@ import msgspec
 
 from digirl_dist.collect.leases import Leases
 from digirl_dist.collect.slot_time_ledger import SlotTimeLedger
-from digirl_dist.errors import CollectionError, HandlingError, WorkerError
+from digirl_dist.errors import CollectionError, HandlingError, HostFullError, WorkerError
 from digirl_dist.fleet.fleet import Fleet
 from digirl_dist.fleet.worker_events import (
     Added,
@@ -333,7 +333,8 @@ class WorkerTable:
         seen.doing = "out for good" if final else "out of service" if is_out else "lost, to be tried again"
         seen.since, seen.limit_s, seen.slots, seen.lost = self._clock(), None, [], True
         seen.fetching, seen.fetched_at = 0, None
-        self.tell("worker_lost", worker, reason=error.reason, remedy=error.remedy, fatal=final, released=released)
+        kind = "disk_full" if isinstance(error, HostFullError) else "worker_lost"
+        self.tell(kind, worker, reason=error.reason, remedy=error.remedy, fatal=final, released=released)
         if lost.out_s is not None:
             self.tell("worker_out_of_service", worker, seconds=lost.out_s, reason=error.reason)
 

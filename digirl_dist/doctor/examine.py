@@ -5,7 +5,6 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
-from pathlib import Path
 
 from digirl_dist.doctor import judgement, link, probe
 from digirl_dist.doctor.check import Check
@@ -55,10 +54,6 @@ def examine(target: Target, settings: Settings) -> list[Check]:
 
 def _look_inside(target: Target, connection: Connection, settings: Settings) -> Iterator[Check]:
     """Yields the checks made over the connection. Raises WorkerError if the link breaks."""
-    shell = link.shell(connection)
-    yield shell
-    if not shell.ok:
-        return
     try:
         package = _package(target, connection)
         yield from _insides(target, connection, settings, installed=package.ok)
@@ -93,7 +88,7 @@ def _insides(target: Target, connection: Connection, settings: Settings, install
         android=None if requirements.android is None else asdict(requirements.android),
         slots=slots,
     )
-    with RemotePython(connection, worker_config.python, Path(probe.__file__), asdict(request)) as remote:
+    with RemotePython(connection, worker_config.python, probe, asdict(request)) as remote:
         asked = time.time()
         facts = remote.answer(time.monotonic() + _PROBE_LIMIT_S)
         answered = time.time()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import shutil
+import os
 from collections.abc import Iterator
 from dataclasses import asdict
 from pathlib import Path
@@ -12,8 +12,10 @@ from digirl_dist.doctor.check import HOST, Check
 from digirl_dist.doctor.requirements import MachineRequirements
 from digirl_dist.exit_status import interruptions_wait
 from digirl_dist.settings import Settings
+from digirl_dist.storage.file_system import free, nearest
 
 _ROOM_MB = 2000
+_ROOM_FILES = 1000
 
 
 def examine_host(settings: Settings) -> Iterator[Check]:
@@ -30,11 +32,18 @@ def examine_emulators(settings: Settings, requirements: MachineRequirements) -> 
 
 
 def _disk(folder: Path) -> Check:
-    place = next(each for each in (folder, *folder.parents) if each.exists())
-    free_mb = shutil.disk_usage(place).free >> 20
-    detail = f"{free_mb / 1024:.1f} GB free at {folder}"
+    free_bytes, free_files = free(folder)
+    detail = f"{free_bytes / 2**30:.1f} GB free at {folder}"
     remedy = f"free {_ROOM_MB / 1000:g} GB there, or set save_path to a larger disk"
-    return Check(HOST, "disk save_path", free_mb >= _ROOM_MB, detail, remedy)
+    place = nearest(folder)
+    if not os.access(place, os.W_OK | os.X_OK):
+        detail, remedy = f"{folder}: this user cannot write to {place}", "set save_path to a folder that you can write"
+    elif free_files is not None and free_files < _ROOM_FILES:
+        detail += f", but only {free_files} files (inodes), and {_ROOM_FILES} are needed"
+        remedy = "delete files there, or set save_path to another disk"
+    else:
+        return Check(HOST, "disk save_path", free_bytes >> 20 >= _ROOM_MB, detail, remedy)
+    return Check(HOST, "disk save_path", False, detail, remedy)
 
 
 def _torch() -> Check:

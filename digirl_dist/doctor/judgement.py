@@ -12,7 +12,14 @@ CLOCK_LIMIT_S = 60.0
 """Largest difference of clocks; beyond it, certificates of package indexes begin to look invalid."""
 _ENVIRONMENT_MB = 3000
 _JOBS_MB = 500
-_ROOM = {"run_path": (_ENVIRONMENT_MB, "worker_run_path"), "temp_path": (_JOBS_MB, "worker_temp_path")}
+_ENVIRONMENT_FILES = 20_000
+_JOBS_FILES = 1_000
+_SURELY_TOO_FEW = 20
+"""Below this part of the files that are usually needed, no run starts."""
+_ROOM = {
+    "run_path": (_ENVIRONMENT_MB, _ENVIRONMENT_FILES, "worker_run_path"),
+    "temp_path": (_JOBS_MB, _JOBS_FILES, "worker_temp_path"),
+}
 _VENV_REMEDY = "`apt-get install python3-venv` there (or uv), or run `digirl-dist setup`"
 
 
@@ -47,17 +54,25 @@ def _python(worker: str, facts: dict[str, Any]) -> Check:
 
 def _folders(worker: str, facts: dict[str, Any]) -> Iterator[Check]:
     for name, found in facts["folders"].items():
-        needed_mb, setting = _ROOM.get(name, (_JOBS_MB, name))
+        needed_mb, needed_files, setting = _ROOM.get(name, (_JOBS_MB, _JOBS_FILES, name))
         if name == "run_path" and facts["torch"] is not None:
-            needed_mb = _JOBS_MB  # the environment exists, so only another version of the package needs space
+            needed_mb, needed_files = _JOBS_MB, _JOBS_FILES  # only another version of the package needs space
+        free_files, title = found["free_files"], f"disk {name}"
         if not found["writable"]:
             detail = f"{found['path']}: {facts['user']} cannot write to {found['blocked_by']}"
-            yield Check(worker, f"disk {name}", False, detail, f"set {setting} to a folder that its user can write")
-            continue
-        enough = found["free_mb"] >= needed_mb
-        detail = f"{_size(found['free_mb'])} free at {found['path']}"
-        remedy = f"free {_size(needed_mb)} there, or set {setting} to a larger disk"
-        yield Check(worker, f"disk {name}", enough, detail + ("" if enough else f", {_size(needed_mb)} needed"), remedy)
+            yield Check(worker, title, False, detail, f"set {setting} to a folder that its user can write")
+        elif found["lacks"]:
+            yield Check(worker, title, False, found["lacks"], f"set {setting} to a folder on a local disk")
+        elif free_files is not None and free_files < needed_files:
+            detail = f"{_size(found['free_mb'])}, but only {free_files} files (inodes) free at {found['path']}"
+            remedy = f"delete files there, or set {setting} to another disk"
+            blocks = free_files < needed_files // _SURELY_TOO_FEW
+            yield Check(worker, title, False, f"{detail}, about {needed_files} needed", remedy, blocks)
+        else:
+            enough = found["free_mb"] >= needed_mb
+            detail = f"{_size(found['free_mb'])} free at {found['path']}"
+            remedy = f"free {_size(needed_mb)} there, or set {setting} to a larger disk"
+            yield Check(worker, title, enough, detail + ("" if enough else f", {_size(needed_mb)} needed"), remedy)
 
 
 def _memory(worker: str, facts: dict[str, Any], requirements: MachineRequirements, slots: int) -> Check:
@@ -73,7 +88,7 @@ def _cores(worker: str, facts: dict[str, Any], requirements: MachineRequirements
     cores = facts["cores"]
     wanted = slots * requirements.cores
     fits = max(1, int(cores / requirements.cores))
-    detail = f"{cores} for bsize={slots}, which keep about {wanted:g} busy"
+    detail = f"{cores:g} for bsize={slots}, which keep about {wanted:g} busy"
     return Check(
         worker, "cores", wanted <= cores, detail, f"set bsize={fits} for it: more would only wait", blocks=False
     )
@@ -83,9 +98,9 @@ def _torch(worker: str, facts: dict[str, Any], threads: int) -> Check:
     said = facts["torch"]
     if said["status"] != 0:
         return Check(worker, "torch", False, f"cannot be imported: {said['said']}", "run `digirl-dist setup`")
-    detail = f"{said['said'].split()[0]}, worker_torch_threads={threads} on {facts['cores']} cores"
-    remedy = f"set worker_torch_threads={facts['cores']} or less"
-    return Check(worker, "torch", threads <= facts["cores"], detail, remedy, blocks=False)
+    detail = f"{said['said'].split()[0]}, worker_torch_threads={threads} on {facts['cores']:g} cores"
+    most = max(1, int(facts["cores"]))
+    return Check(worker, "torch", threads <= most, detail, f"set worker_torch_threads={most} or less", blocks=False)
 
 
 def _browser(worker: str, facts: dict[str, Any]) -> Check:

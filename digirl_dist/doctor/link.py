@@ -7,10 +7,10 @@ import time
 from collections.abc import Iterator
 
 from digirl_dist.doctor.check import Check
-from digirl_dist.errors import HostKeyError, LoginError, UnknownHostError, WorkerError
+from digirl_dist.errors import HostKeyError, LoginError, ShellError, SlowShellError, UnknownHostError, WorkerError
 from digirl_dist.ssh.connection import Connection
 
-_STAGES = ("name", "port", "host key", "login")
+_STAGES = ("name", "port", "host key", "login", "shell")
 _ECHOES = 5
 _PROBE_BYTES = 2 << 20
 _PROBE_LIMIT_S = 60.0
@@ -26,23 +26,9 @@ def unreachable(worker: str, error: WorkerError) -> list[Check]:
 
 
 def reached(connection: Connection) -> list[Check]:
-    details = (connection.host, f"port {connection.port}", connection.fingerprint, f"user {connection.user}")
+    at = (connection.host, f"port {connection.port}", connection.fingerprint, f"user {connection.user}")
+    details = (*at, "runs commands, and prints nothing of its own")
     return [Check(connection.worker, stage, True, detail) for stage, detail in zip(_STAGES, details, strict=True)]
-
-
-def shell(connection: Connection) -> Check:
-    """Checks that start-up files print nothing before a command's output: the host would read it as an answer."""
-    done = connection.run("true")
-    if done.status != 0:
-        remedy = "give the user a usual shell (`chsh`), and no ForceCommand in sshd_config"
-        return Check(connection.worker, "shell", False, f"`true` failed: {done.last_words}", remedy)
-    said = done.stdout.decode(errors="replace").strip()
-    detail = f"its start-up files print {said[:80]!r}" if said else "prints nothing of its own"
-    remedy = (
-        "let them print nothing when the shell is not interactive: `case $- in *i*) ;; *) return ;; esac` at the top; "
-        "a ForceCommand in sshd_config, or a `command=` in authorized_keys, must go"
-    )
-    return Check(connection.worker, "shell", not said, detail, remedy)
 
 
 def speed(connection: Connection) -> Iterator[Check]:
@@ -58,6 +44,8 @@ def speed(connection: Connection) -> Iterator[Check]:
 
 def _stage(error: WorkerError) -> str:
     match error:
+        case ShellError() | SlowShellError():
+            return "shell"
         case HostKeyError():
             return "host key"
         case LoginError():

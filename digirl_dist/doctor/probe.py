@@ -1,4 +1,4 @@
-"""Collects facts about a machine. The host streams this file to the worker's own Python, so it imports nothing else.
+"""Collects facts about a machine. The host streams this file to the worker's own Python (see ``RemotePython``).
 
 Reads a line of JSON from stdin (see ``ProbeRequest``) and writes one with the facts to stdout. It changes nothing; the
 host judges the facts in ``judgement``.
@@ -23,6 +23,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO
 
+from digirl_dist.capacity import Machine
+from digirl_dist.storage.file_system import free, lock, nearest, refuse_squatted
+
 _COMMAND_LIMIT_S = 60.0
 _SDK_PLACES = ("~/Android/Sdk", "~/android-sdk", "/opt/android-sdk", "/usr/lib/android-sdk")
 _BROWSERS = ("chromium-headless-shell", "chrome-headless-shell", "chromium", "chromium-browser", "google-chrome")
@@ -46,6 +49,7 @@ class ProbeRequest:
 def look(request: ProbeRequest) -> dict[str, Any]:
     """Returns all facts as JSON values."""
     torch_python = [os.path.expanduser(word) for word in request.torch_python]
+    machine = Machine.here()
     found: dict[str, Any] = {
         "time": time.time(),
         "user": _user(),
@@ -53,8 +57,8 @@ def look(request: ProbeRequest) -> dict[str, Any]:
         "executable": sys.executable,
         "venv": all(importlib.util.find_spec(name) is not None for name in ("venv", "ensurepip")),
         "uv": shutil.which("uv", path=_path(".local/bin", ".cargo/bin")),
-        "cores": len(os.sched_getaffinity(0)),
-        "memory_mb": _memory_mb(),
+        "cores": machine.cores,
+        "memory_mb": int(machine.memory_mib),
         "folders": {name: _folder(Path(path).expanduser()) for name, path in request.folders.items()},
         "torch": _said([*torch_python, "-c", _TORCH]) if torch_python else None,
     }
@@ -76,23 +80,33 @@ def _path(*below_home: str) -> str:
     return os.pathsep.join([os.environ.get("PATH", os.defpath), *(str(Path.home() / each) for each in below_home)])
 
 
-def _memory_mb() -> int:
-    """Returns the free memory of the machine, or of its control group if that has less, in MiB."""
-    text = Path("/proc/meminfo").read_text()
-    free = [int(kb) // 1024 for kb in re.findall(r"MemAvailable:\s+(\d+)", text)]
-    with suppress(OSError, ValueError):
-        group = Path("/sys/fs/cgroup") / Path("/proc/self/cgroup").read_text().split("::", 1)[1].strip().lstrip("/")
-        limit = int((group / "memory.max").read_text())
-        free.append((limit - int((group / "memory.current").read_text())) >> 20)
-    return min(free)
-
-
 def _folder(folder: Path) -> dict[str, Any]:
-    """Returns whether a folder can be written to or made, and its disk's free space; makes nothing."""
-    place = next(each for each in (folder, *folder.parents) if each.exists())
-    usage = shutil.disk_usage(place)
-    writable = place.is_dir() and os.access(place, os.W_OK | os.X_OK)
-    return {"path": str(folder), "free_mb": usage.free >> 20, "writable": writable, "blocked_by": str(place)}
+    """Returns whether a folder can be written to or made, and what its disk lacks; makes nothing."""
+    place = nearest(folder)
+    free_bytes, free_files = free(place)
+    return {
+        "path": str(folder),
+        "free_mb": free_bytes >> 20,
+        "free_files": free_files,
+        "writable": place.is_dir() and os.access(place, os.W_OK | os.X_OK),
+        "blocked_by": str(place),
+        "lacks": _lacks(place),
+    }
+
+
+def _lacks(place: Path) -> str:
+    """Returns why a run cannot use a folder that it may write to; empty if nothing is known against it."""
+    try:
+        refuse_squatted(place)
+        with suppress(PermissionError, NotADirectoryError):
+            folder = os.open(place, os.O_RDONLY | os.O_DIRECTORY)
+            try:
+                lock(folder, shared=True)
+            finally:
+                os.close(folder)
+    except OSError as error:
+        return f"{error.strerror}: {error.filename}"
+    return ""
 
 
 def _said(command: list[str]) -> dict[str, Any]:

@@ -22,7 +22,7 @@ from typing import Any
 
 import psutil
 
-from digirl_dist.child_process import keep_short, last_lines
+from digirl_dist.child_process import keep_short, last_lines, widen
 from digirl_dist.emulator import frames
 from digirl_dist.emulator.devtools import Devtools, DevtoolsError, Params
 from digirl_dist.emulator.frames import Frames
@@ -287,8 +287,7 @@ def chromium_errors(doing: str) -> Iterator[None]:
 def _pipe() -> tuple[int, int]:
     """Both ends above the numbers that the browser looks for, and large enough for a screenshot."""
     ends = os.pipe()
-    with suppress(OSError):
-        fcntl.fcntl(ends[1], fcntl.F_SETPIPE_SZ, _PIPE_BYTES)
+    widen(ends[1], _PIPE_BYTES)
     read, write = (fcntl.fcntl(end, fcntl.F_DUPFD_CLOEXEC, _ABOVE_STANDARD) for end in ends)
     for end in ends:
         os.close(end)

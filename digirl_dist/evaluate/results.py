@@ -82,6 +82,10 @@ class OutputFolder:
                     f"another evaluation runs the job {job.name!r} in {self.root} now: wait for its end, or name "
                     "another --output_dir"
                 ) from error
+            except OSError as error:
+                file.close()
+                reason = f"{self.root} cannot be used, as its file system has no locks: {error.strerror}"
+                raise EvalJobsError(f"{reason}; name another --output_dir") from error
         return file
 
     @property

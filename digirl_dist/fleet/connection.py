@@ -79,3 +79,6 @@ class Connector(Protocol[AnySpec]):
 
         Raises WorkerError.
         """
+
+    def forget(self, worker: str) -> None:
+        """Gives back what is held for a worker that left the fleet. Raises ClusterError."""

@@ -5,9 +5,10 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Sequence, Set
+from contextlib import suppress
 from typing import Generic, TypeVar
 
-from digirl_dist.errors import CheckpointError, ProtocolError
+from digirl_dist.errors import CheckpointError, ClusterError, ProtocolError
 from digirl_dist.fleet.connection import Connector
 from digirl_dist.fleet.event_queue import EventQueue, Leaves
 from digirl_dist.fleet.outgoing import Named, Outgoing, PublishedPolicy, Weights
@@ -118,7 +119,13 @@ class Fleet(Generic[AnySpec]):
         with self._roster:
             worker = self.workers[name]
             self.workers = {other: each for other, each in self.workers.items() if other != name}
-        threading.Thread(target=_part_from, args=[[worker], self._limits.stop_s], name=f"part-{name}").start()
+        threading.Thread(target=self._let_go, args=[worker], name=f"part-{name}").start()
+
+    def _let_go(self, worker: RemoteWorker) -> None:
+        _part_from([worker], self._limits.stop_s)
+        if worker.spec.name not in self.workers:  # it may have come back
+            with suppress(ClusterError):  # what is left ends with the run
+                self._connector.forget(worker.spec.name)
 
     def next_event(self, timeout_s: float, leaves: Leaves | None = None) -> WorkerEvent | None:
         """Returns the next event, or None if none comes in that time (see ``EventQueue.get``)."""

@@ -195,7 +195,7 @@ def _bootstrap(
         "limit_s": package.limit_s,
         "look_only": look_only,
     }
-    return RemotePython(connection, python, Path(bootstrap.__file__), order)
+    return RemotePython(connection, python, bootstrap, order)
 
 
 def _distribution() -> metadata.Distribution:

@@ -189,6 +189,8 @@ class Relay:
             raise WorkerError(self.name, f"its host key is not known for certain: {self._connection.fingerprint}")
         with self._lock:
             if self._offering is None or self._offering.exit_status is not None:
+                if self._offering is not None:
+                    self._offering.close()
                 self._offering = self._let_in()
         host, port = self._spec.site_address or (self._connection.host, self._connection.port)
         return Source(host, port, self._connection.user, found[1], kind)

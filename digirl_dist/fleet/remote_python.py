@@ -2,43 +2,56 @@
 
 from __future__ import annotations
 
+import inspect
 import json
 import time
 from collections.abc import Mapping
-from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import msgspec
 
+from digirl_dist import capacity
 from digirl_dist.errors import InstallError, WorkerError
 from digirl_dist.ssh.connection import Connection
+from digirl_dist.storage import file_system
+from digirl_dist.worker_program import pip_configuration
 
+_BESIDE = (capacity, file_system, pip_configuration)
+"""Modules that need the standard library only."""
 _ANSWERS = msgspec.json.Decoder(dict[str, Any])
 _OLD_PYTHON = "needs Python 3.10 or newer"
 _LOADER = f"""\
 import sys
 if sys.version_info < (3, 10):
     sys.exit("{_OLD_PYTHON}, not %d.%d" % sys.version_info[:2])
+import json, types
 source = sys.stdin.buffer
-exec(compile(source.read(int(source.readline())), "program.py", "exec"))
+sources = json.loads(source.readline())
+for name, text in sources[:-1]:
+    sys.modules[name] = types.ModuleType(name)
+    exec(compile(text, name, "exec"), vars(sys.modules[name]))
+exec(compile(sources[-1][1], "program.py", "exec"))
 """
 _GET_PYTHON = "`apt-get install python3 python3-venv` there, or set worker_python to another Python"
 
 
 class RemotePython:
-    """``program`` (a file that needs the standard library only) reads ``order`` as a line of JSON from its stdin and
-    answers with lines of JSON. Use as a context manager."""
+    """``program`` reads ``order`` as a line of JSON from its stdin and answers with lines of JSON.
 
-    def __init__(self, connection: Connection, python: str, program: Path, order: Mapping[str, Any]) -> None:
+    It imports the standard library, and of this package what ``_BESIDE`` lists. Use as a context manager.
+    """
+
+    def __init__(self, connection: Connection, python: str, program: ModuleType, order: Mapping[str, Any]) -> None:
         """Starts the program; ``python`` may start with ``~/``, and heeds no ``PYTHON…`` variable of that machine.
 
         Raises LinkLostError.
         """
         self._python = python
         self._channel = connection.open([python, "-Ec", _LOADER])
-        source = program.read_bytes()
+        sources = [(module.__name__, inspect.getsource(module)) for module in (*_BESIDE, program)]
         try:
-            self._channel.write(b"%d\n%s%s\n" % (len(source), source, json.dumps(order).encode()))
+            self._channel.write(f"{json.dumps(sources)}\n{json.dumps(order)}\n".encode())
         except WorkerError:
             pass  # no Python there: that there is no answer tells so
 

@@ -312,7 +312,9 @@ class Session:
                 remedy = "end one of the two; a copy of the run folder (cp -r) goes on as a run of its own"
                 return JobError(name, reason, remedy)
             case "attach":
-                return JobError(name, reason, "set worker_temp_path to a folder the user can write")
+                return JobError(
+                    name, reason, "set worker_temp_path to a folder on a local disk that its user can write"
+                )
             case "start":
                 remedy = (
                     "mend what its last lines name; or delete digirl_dist_env in worker_run_path to have it made anew; "

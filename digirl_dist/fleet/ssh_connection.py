@@ -57,6 +57,10 @@ class SshConnector:
             connection.close()
             raise
 
+    def forget(self, worker: str) -> None:
+        if self._nodes is not None:
+            self._nodes.forget(worker)
+
     def _reach(self, address: Address, progress: ConnectProgress) -> Connection:
         if self._nodes is not None and isinstance(address, SlurmAddress):
             return self._nodes.connect(address, progress)

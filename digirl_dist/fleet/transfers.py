@@ -19,7 +19,8 @@ from digirl_dist.fleet.shares import Shares
 from digirl_dist.fleet.worker_events import DiskFull, Pulled, PullRefused, WorkerEvent
 from digirl_dist.protocol.messages import EpisodeManifest
 from digirl_dist.storage import atomic_files, episode_file
-from digirl_dist.storage.disk_full import FULL, require_space
+from digirl_dist.storage.disk_full import require_space
+from digirl_dist.storage.file_system import FULL
 from digirl_dist.strands.strand import Strand, Work
 from digirl_dist.tasks import Ticket
 from digirl_dist.trajectory import Trajectory

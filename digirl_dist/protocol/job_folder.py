@@ -74,11 +74,17 @@ class JobFolder:
         """Returns the process id in the lock file, provided that it really is the program of this folder."""
         try:
             pid = int(self.lock.read_text())
-            arguments = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
         except (OSError, ValueError):
             return None
-        ours = b"digirl_dist.worker_program.program" in arguments and os.fsencode(self.root) in arguments
-        return pid if ours else None
+        return pid if self.is_served_by(pid) else None
+
+    def is_served_by(self, pid: int) -> bool:
+        """Returns whether the process is the program of this folder. It needs no pidfd, which not every Python has."""
+        try:
+            arguments = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
+        except OSError:
+            return False
+        return b"digirl_dist.worker_program.program" in arguments and os.fsencode(self.root) in arguments
 
     def remove(self) -> None:
         """Removes the folder, at once under its name: a successor may make a new one meanwhile."""

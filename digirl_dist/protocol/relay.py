@@ -65,7 +65,7 @@ class Wanted(msgspec.Struct, frozen=True):
 
 
 class Fetched(msgspec.Struct, frozen=True):
-    """Reports the progress of a Fetch every second."""
+    """Reports the progress of a Fetch, twice a second."""
 
     digests: list[Digest] = []
     """Tensors received since the previous line."""

@@ -5,7 +5,7 @@ It is the same program as over SSH, with the same folder. Only what the host pus
 
 from __future__ import annotations
 
-import fcntl
+import errno
 import os
 import queue
 import threading
@@ -20,6 +20,7 @@ import ray
 from digirl_dist.errors import CheckpointError
 from digirl_dist.protocol.job_folder import JobFolder
 from digirl_dist.protocol.messages import Heartbeat, WorkerMessage, encode
+from digirl_dist.storage import file_system
 from digirl_dist.storage.checkpoint import TensorInfo, tensor_from
 from digirl_dist.worker_program.blobs import delete_altered
 from digirl_dist.worker_program.link import Inbox, beat
@@ -162,14 +163,10 @@ def _sole_owner(folder: JobFolder) -> IO[str]:
     """Takes the folder's lock, which a killed predecessor gives up as it ends. Raises OSError if it does not."""
     lock = folder.lock.open("a+")
     deadline = time.monotonic() + _PREDECESSOR_S
-    while True:
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            break
-        except BlockingIOError:
-            if time.monotonic() > deadline:
-                raise
-            time.sleep(0.05)
+    while not file_system.lock(lock):
+        if time.monotonic() > deadline:
+            raise BlockingIOError(errno.EWOULDBLOCK, "its predecessor still holds it", str(folder.lock))
+        time.sleep(0.05)
     lock.truncate(0)
     print(os.getpid(), file=lock, flush=True)
     return lock

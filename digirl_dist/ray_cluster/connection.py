@@ -95,6 +95,9 @@ class RayConnector:
             raise
         return RayWorkerConnection(spec.name, actor, node, self._shelf, self._limits)
 
+    def forget(self, worker: str) -> None:
+        """Does nothing: the actor went with its connection."""
+
     def _actor(self, spec: RayWorkerSpec, job: Job) -> Any:
         settings = self._settings
         remote: Any = ray.remote

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import fcntl
 import json
 import os
 import time
@@ -15,7 +14,7 @@ from digirl_dist.exit_status import RESUMES
 from digirl_dist.plain_text import one_line
 from digirl_dist.report.progress import duration
 from digirl_dist.settings import regular_file
-from digirl_dist.storage import json_lines
+from digirl_dist.storage import file_system, json_lines
 from digirl_dist.storage.run_folder import existing_run
 from digirl_dist.types import Json
 
@@ -140,9 +139,6 @@ def is_running(folder: Path) -> bool:
         if not (folder / ".lock").is_file():
             return False
         with (folder / ".lock").open("rb") as lock:  # nothing is written: the folder may be a stranger's
-            fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
-            return False
-    except BlockingIOError:
-        return True
+            return not file_system.lock(lock, shared=True)
     except OSError:
         return False

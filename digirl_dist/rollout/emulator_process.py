@@ -63,21 +63,43 @@ def guarded(serve: Callable[[], None], lifeline: int | None, *of_the_child: int)
 
 def _guard(child: int, lifeline: int | None, of_the_child: Sequence[int]) -> int:
     """Waits for the end of the child or of the owner; then ends every descendant."""
-    exited = os.pidfd_open(child)
-    select.select([exited] if lifeline is None else [exited, lifeline], [], [])
-    if select.select([exited], [], [], 0)[0]:
-        _tell_its_end(child)
-    elif lifeline is not None:
-        select.select([exited], [], [], _CLOSE_LIMIT_S if _was_asked_to_close(lifeline) else 0)
+    ends = _Ends(child)
+    ends.wait(lifeline)
+    if lifeline is not None and ends.status is None and _was_asked_to_close(lifeline):
+        ends.wait(limit_s=_CLOSE_LIMIT_S)
     for descriptor in of_the_child:
         os.close(descriptor)
     _kill_descendants()
     return 0
 
 
-def _tell_its_end(child: int) -> None:
+class _Ends:
+    """Watches for the end of a child. By SIGCHLD, as not every Python build, nor every kernel, has a pidfd."""
+
+    def __init__(self, child: int) -> None:
+        self._child = child
+        self.status: int | None = None
+        self._some_child_ended, tell = os.pipe()
+        os.set_blocking(tell, False)
+        signal.signal(signal.SIGCHLD, lambda *_: None)  # for one that is ignored or has no handler, nothing is told
+        signal.set_wakeup_fd(tell, warn_on_full_buffer=False)
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGCHLD])
+
+    def wait(self, lifeline: int | None = None, limit_s: float | None = None) -> None:
+        """Waits until the child has ended, which stderr tells, or ``lifeline``, or the time is over."""
+        also, until = [] if lifeline is None else [lifeline], time.monotonic() + (limit_s or 0.0)
+        while (found := os.waitpid(self._child, os.WNOHANG)) == (0, 0):
+            left_s = None if limit_s is None else max(0.0, until - time.monotonic())
+            ready = select.select([self._some_child_ended, *also], [], [], left_s)[0]
+            if ready != [self._some_child_ended]:
+                return
+            os.read(self._some_child_ended, 1 << 16)
+        self.status = os.waitstatus_to_exitcode(found[1])
+        _tell_its_end(self.status)
+
+
+def _tell_its_end(status: int) -> None:
     """Writes on stderr which signal ended the child, if one did."""
-    status = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
     if status < 0:
         advice = ", as the kernel does where memory is short" if status == -signal.SIGKILL else ""
         os.write(2, f"ended by signal {-status} ({signal.strsignal(-status)}){advice}\n".encode())

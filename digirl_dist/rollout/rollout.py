@@ -61,6 +61,8 @@ class Finished:
 _MANY = 100
 """Steps of an episode from which on people are told their number."""
 _LONG = 1000
+_MOST_FAILED = 1000
+"""Lost tickets whose next reset is excused: older ones have come back long ago, or never will."""
 _ENDLESS = "if it never ends, set max_steps, or give the environment a TimeLimit"
 
 Happening = Finished | EpisodeFailed | Acting | SlotChanged
@@ -110,7 +112,7 @@ class Rollout:
         self._idle_because = "push"
         self._times = {slot.index: SlotTime() for slot in slots}
         self._episodes: dict[int, _Episode] = {}
-        self._failed: set[Key] = set()
+        self._failed: deque[Key] = deque(maxlen=_MOST_FAILED)
         """Tickets at which an emulator failed here: another failure is theirs, and not the slot's."""
         self._happened: list[Happening] = []
         self._questions = 0
@@ -217,7 +219,7 @@ class Rollout:
             self._lose(slot, f"the emulator refused the agent's action: {error}")
         except EmulatorError as error:
             if slot.index in self._episodes:
-                self._failed.add(self._episodes[slot.index].ticket.key)
+                self._failed.append(self._episodes[slot.index].ticket.key)
             self._lose(slot, str(error))
             self._tell_failure(slot, error)
         else:

@@ -35,5 +35,5 @@ class SlurmSettings:
             name = option.removeprefix("--").partition("=")[0]
             if not option.startswith("--") or not name:
                 raise SettingsError(f"slurm.options: {option!r} is no option: write it as --constraint=skylake")
-            if name in _OURS:
+            if any(ours.startswith(name) for ours in _OURS):  # Slurm understands the beginnings of names
                 raise SettingsError(f"slurm.options: --{name} is set by the host itself: leave it out")

@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 
 from digirl_dist.errors import ClusterError
+from digirl_dist.ssh import local_command
 
 _LIMIT_S = 60.0
 _KEPT = ("SLURM_CONF", "SLURM_JWT", "SLURM_CLUSTERS")
@@ -34,22 +35,18 @@ def ask(command: list[str], input: str = "", environ: dict[str, str] | None = No
     """Returns stdout and stderr of one of Slurm's commands. Raises ClusterError with its words."""
     name = command[0]
     try:
-        done = subprocess.run(
-            command,
-            input=input,
-            capture_output=True,
-            text=True,
-            errors="replace",
-            timeout=_LIMIT_S,
-            env=environ or environment(),
-        )
+        status, said, complaint = local_command.ended(command, _LIMIT_S, input.encode(), environ or environment())
     except FileNotFoundError as error:
         raise ClusterError(f"this machine has no `{name}`: start the run where Slurm's commands are") from error
-    except (OSError, subprocess.TimeoutExpired) as error:
-        raise ClusterError(f"`{name}` did not answer: {error}") from error
-    if done.returncode != 0:
-        raise ClusterError(f"`{name}` failed: {words(done.stderr) or f'status {done.returncode}'}")
-    return done.stdout, done.stderr
+    except subprocess.TimeoutExpired as error:
+        raise ClusterError(
+            f"`{name}` did not answer within {_LIMIT_S:g} s: is slurmctld up (`scontrol ping`)?"
+        ) from error
+    except OSError as error:
+        raise ClusterError(f"`{name}` does not start: {error.strerror}") from error
+    if status != 0:
+        raise ClusterError(f"`{name}` failed: {words(complaint) or f'status {status}'}")
+    return said, complaint
 
 
 def words(stderr: str) -> str:

@@ -30,6 +30,8 @@ _FIELDS = "%i|%T|%r|%N"
 _ID = re.compile(r"^(\d+)(?:;.*)?$", re.MULTILINE)
 """What ``sbatch`` prints, perhaps among words of the cluster's own."""
 _LONGEST = 200
+_OVER = re.compile("Invalid job id|already complet")
+"""In what ``scancel`` says of a job that has ended, or of which Slurm knows nothing any more."""
 
 
 @dataclass(frozen=True)
@@ -71,6 +73,8 @@ class Jobs:
         self._clock = clock
         self._lock = threading.Lock()
         self._known: dict[str, JobState] = {}
+        self._missed: set[str] = set()
+        """Jobs of ours that the last answer of ``squeue`` did not have."""
         self._looked_at = -math.inf
         self._failure = ""
         """Why the last look failed; empty if it did not."""
@@ -116,6 +120,16 @@ class Jobs:
                 raise ClusterError(self._failure)
             return self._known.get(job, JobState(job, "GONE"))
 
+    def cancel(self, job: str) -> None:
+        """Cancels a job that no worker wants any more; one that Slurm does not know has ended. Raises ClusterError."""
+        with self._turn():
+            try:
+                ask(["scancel", job])
+            except ClusterError as error:
+                if not _OVER.search(str(error)):
+                    raise
+            self._ids.discard(job)
+
     def log_tail(self, job: str) -> str:
         """Returns the last lines of the job's log; empty if the nodes do not see the run folder."""
         return "\n".join(tail(self._logs / f"{job}.log", _LOG_LINES))
@@ -138,7 +152,10 @@ class Jobs:
     def _look(self) -> None:
         self._failure = ""
         try:
-            self._known = self._listed()
+            listed = self._listed()
+            missed = self._ids - listed.keys()  # a controller that has just come up may answer without them: once
+            self._known = listed | {job: self._known[job] for job in missed - self._missed if job in self._known}
+            self._missed = missed
         except ClusterError as error:  # nobody else need wait for the same
             self._failure = str(error)
 

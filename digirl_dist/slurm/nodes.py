@@ -45,6 +45,12 @@ class Nodes:
         progress("start a step on its node", self._ssh.connect_s + self._ssh.login_s)
         return SrunConnection(address, place, life, self._ssh)
 
+    def forget(self, worker: str) -> None:
+        """Cancels the job of a worker that is not wanted any more. Raises ClusterError."""
+        if job := self._job_of.get(worker):
+            self._jobs.cancel(job)
+            self._job_of.pop(worker, None)
+
     def close(self) -> None:
         """Ends all jobs of the run. Raises ClusterError."""
         self._closed.set()
@@ -59,7 +65,7 @@ class Nodes:
         since = time.monotonic()
         while not (state := self._jobs.look(job)).is_running:
             if state.has_ended:
-                del self._job_of[address.name]
+                self.forget(address.name)  # an answer without it may be wrong, and its successor would be a second one
                 raise UnreachableError(address.name, why_ended(state, self._jobs.log_tail(job)))
             waited_s = time.monotonic() - since
             if self._pending_s is not None and waited_s > self._pending_s:

@@ -20,6 +20,8 @@ READ_BYTES = 1 << 20
 LINK_END_S = 0.5
 """A link's end is known so much later than that of its channels, at most."""
 _SLICE_S = 0.5
+_END_S = 6.0
+"""A command that closed its output is waited for so long: `attach` waits for its program for half of that."""
 _STDERR_KEPT = 1 << 20
 _STDERR_AT_ONCE = 1 << 22
 _LONGEST_LINE = 1 << 20
@@ -236,12 +238,14 @@ class Channel(ABC):
 
     def ended(self) -> WorkerError:
         """Returns the error for a command that ended too early: a lost link, or its exit status and stderr."""
-        self._wait_for_end(self._stall_s)
+        has_ended = self._wait_for_end(min(self._stall_s, _END_S))
         if lost := self._lost():
             return lost
         said = self.stderr_tail() or "no output on stderr"
         killed = self.exit_status in (None, -1)
         how = "was ended by a signal, as when memory runs out" if killed else f"ended with status {self.exit_status}"
+        if not has_ended:
+            how = f"closed its output and has not ended {_END_S:g} s later"
         return WorkerError(self.worker, f"`{self.command}` {how}: {said}")
 
     @abstractmethod

@@ -327,5 +327,5 @@ def _write(file: Any, chunk: bytes) -> None:
 
 def _remedy(reason: str) -> str:
     if "No space left" in reason or "quota" in reason:
-        return "free some space there, or set the worker's `temp_path` to a larger disk"
+        return "delete files there, or set the worker's `temp_path` to a larger disk"
     return "set the worker's `temp_path` to a folder that its user can write" if "Permission denied" in reason else ""

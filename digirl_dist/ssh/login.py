@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, cast
@@ -11,9 +12,14 @@ import paramiko
 from paramiko.auth_strategy import AuthFailure, AuthSource, AuthStrategy, InMemoryPrivateKey
 
 from digirl_dist.errors import LoginError, UnreachableError, WorkerError
-from digirl_dist.plain_text import host_and_port
+from digirl_dist.plain_text import host_and_port, printable
+from digirl_dist.ssh import agent
+from digirl_dist.ssh.agent import SilentAgent
 
 _DEFAULT_KEYS = ("~/.ssh/id_ed25519", "~/.ssh/id_ecdsa", "~/.ssh/id_rsa")
+_CLOSED = "transport shut down"
+"""In what paramiko says of a server that hung up in place of an answer."""
+CLOSED_TO = "see whether it lets anybody in (/etc/nologin), or this account (`sudo chage -l`, its PAM configuration)"
 _NO_KEY = "this is not a private key that can be read"
 
 
@@ -41,12 +47,16 @@ class KeyLogin(AuthStrategy):
     A ``key`` with a passphrase cannot be opened without prompting, so the agent's keys are offered in its place.
     """
 
-    def __init__(self, worker: str, key: str | None, ssh_config: Any, fabric_config: Any, username: str) -> None:
+    def __init__(
+        self, worker: str, key: str | None, limit_s: float, ssh_config: Any, fabric_config: Any, username: str
+    ) -> None:
+        """``limit_s``: for each answer of the agent."""
         super().__init__(ssh_config)
         self.username = username
         self.notes: list[str] = []
         self._worker = worker
         self._key = key
+        self._limit_s = limit_s
         self._identity_files: list[str] = ssh_config.get("identityfile", [])
 
     def get_sources(self) -> Iterator[AuthSource]:
@@ -58,7 +68,11 @@ class KeyLogin(AuthStrategy):
                 yield from self._agent_keys()
             return
         yield from self._files(self._identity_files)
-        yield from self._agent_keys()
+        try:
+            yield from self._agent_keys()
+        except SilentAgent as silent:
+            yield from self._files(_DEFAULT_KEYS)
+            raise UnreachableError(self._worker, str(silent), agent.REMEDY) from silent  # as none of them was accepted
         yield from self._files(_DEFAULT_KEYS)
 
     def _files(self, paths: Any) -> Iterator[AuthSource]:
@@ -85,11 +99,11 @@ class KeyLogin(AuthStrategy):
         return None
 
     def _agent_keys(self) -> Iterator[AuthSource]:
-        agent = paramiko.Agent()
+        held = agent.Agent(self._limit_s)
         try:
-            yield from (AgentKey(self.username, key) for key in agent.get_keys())
+            yield from (AgentKey(self.username, key) for key in held.get_keys())
         finally:
-            agent.close()
+            held.close()
 
 
 def bad_key(worker: str, path: str, reason: str) -> LoginError:
@@ -123,16 +137,46 @@ def check_key_file(worker: str, key: str | None) -> list[str]:
     return []
 
 
+_EXPIRED = re.compile(r"(?:password|account).{0,60}expired|password change required", re.IGNORECASE | re.DOTALL)
+_SHOWN = 300
+
+
+def expired(worker: str, user: str, host: str, said: str) -> LoginError | None:
+    """Returns the error for an account that the machine calls expired; None if it says nothing of the kind."""
+    if not _EXPIRED.search(said):
+        return None
+    reason = f"the account of user {user}, or its password, has expired; the machine says {said[-_SHOWN:]!r}"
+    remedy = f"change it at a terminal (`ssh -t {user}@{host}`), or lift its limits there"
+    return LoginError(worker, reason, f"{remedy} (`sudo chage -l {user}`, `sudo chage -M -1 -E -1 {user}`)")
+
+
+def with_words(error: WorkerError, banner: str) -> WorkerError:
+    """Returns the error for a failed login with what the machine said: why it lets nobody in, perhaps."""
+    said = printable(banner.strip())
+    if not said or not isinstance(error, LoginError | UnreachableError):
+        return error
+    return type(error)(error.worker, f"{error.reason}; the machine says {said[-_SHOWN:]!r}", error.remedy)
+
+
 def locked(path: str) -> str:
     """Returns what to say of a key that a passphrase locks."""
     return f"{path} is locked by a passphrase: unlock it with `ssh-add {path}`"
 
 
-def login_error(worker: str, failure: AuthFailure, host: str, port: int) -> WorkerError:
-    """Returns the error for ``failure``: UnreachableError if the link broke, LoginError if the keys were refused."""
+def login_error(worker: str, failure: AuthFailure, host: str, port: int, said: str) -> WorkerError:
+    """Returns the error for ``failure``: UnreachableError if the link broke, LoginError if the keys were refused.
+
+    ``said`` is what the machine said meanwhile.
+    """
     strategy = cast(KeyLogin, failure.result.strategy)
     refused = [tried for tried in failure.result if isinstance(tried.result, paramiko.AuthenticationException)]
     broken = [tried.result for tried in failure.result if tried not in refused]
+    if silent := next((each for each in broken if isinstance(each, SilentAgent)), None):
+        return UnreachableError(worker, str(silent), agent.REMEDY)
+    if said and any(_CLOSED in str(tried.result) for tried in refused):  # without a word, it hears no more keys
+        return UnreachableError(
+            worker, f"{host_and_port(host, port)} closed the connection during the login", CLOSED_TO
+        )
     if (broken and not refused) or any("timeout" in str(tried.result).lower() for tried in refused):
         return UnreachableError(worker, f"{host_and_port(host, port)} went silent during the login")
     offered = [tried.source for tried in refused]
@@ -150,4 +194,9 @@ def refused_login(
     make = "" if offered else "make a key with `ssh-keygen -t ed25519`, then "
     command = f"ssh-copy-id{key}{'' if port == 22 else f' -p {port}'} {user}@{host}"
     remedy = f"{make}allow the key with `{command}`, or set the worker's `username` or `key`"
+    if offered:
+        remedy += (
+            "; if its authorized_keys has the key, sshd ignores that file where others may write to it, ~/.ssh or the "
+            "home folder (its log: `bad ownership or modes`): `chmod go-w ~ ~/.ssh ~/.ssh/authorized_keys` there"
+        )
     return LoginError(worker, "; ".join([reason, *notes]), remedy)

@@ -7,18 +7,17 @@ pipes; what a command reads and writes goes through them and ``ssh``, never thro
 from __future__ import annotations
 
 import errno
-import fcntl
 import os
 import select
 import socket
 import struct
-import sys
 import threading
 import time
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
+from digirl_dist.child_process import widen
 from digirl_dist.strands.lookout import LOOKOUT, Call
 
 _VERSION = 4
@@ -61,7 +60,7 @@ class PipeEnd:
             except BlockingIOError:
                 return None
             if len(data) == _FIRST_PIPE_BYTES:
-                _widen(self._number)
+                widen(self._number, _PIPE_BYTES)
             return data
 
     def write(self, data: memoryview, wait_s: float) -> int:
@@ -80,7 +79,7 @@ class PipeEnd:
         with self._lock:
             if self._number is None:
                 raise BrokenPipeError("closed")
-            _widen(self._number)
+            widen(self._number, _PIPE_BYTES)
             _wait([self._number], select.POLLOUT, wait_s)
             try:
                 moved = _hand_on(source, offset, size, self._number)
@@ -111,15 +110,8 @@ class PipeEnd:
             call()
 
 
-def _widen(pipe: int) -> None:
-    """Lets a pipe hold so much that its other end need not wait for each turn of this process."""
-    if sys.platform == "linux" and fcntl.fcntl(pipe, fcntl.F_GETPIPE_SZ) < _PIPE_BYTES:
-        with suppress(OSError):  # this user has too many large pipes
-            fcntl.fcntl(pipe, fcntl.F_SETPIPE_SZ, _PIPE_BYTES)
-
-
 def _hand_on(source: int, offset: int, size: int, pipe: int) -> int:
-    if sys.platform == "linux":
+    if hasattr(os, "splice"):
         try:
             return os.splice(source, pipe, size, offset_src=offset)
         except OSError as error:

@@ -23,7 +23,6 @@ from pathlib import Path
 
 from digirl_dist.child_process import opened_log
 from digirl_dist.errors import LoginError, UnreachableError
-from digirl_dist.plain_text import host_and_port
 from digirl_dist.settings import SshSettings
 from digirl_dist.ssh import local_command, tied_process
 from digirl_dist.ssh.connection import Address, Connection, broken_at_start, for_login_shell, quote, too_many_channels
@@ -31,8 +30,9 @@ from digirl_dist.ssh.host_keys import known_hosts_files
 from digirl_dist.ssh.login import check_key_file
 from digirl_dist.ssh.mux import Session, SessionRefused
 from digirl_dist.ssh.openssh_channel import OpenSshChannel, PipedSessions
-from digirl_dist.ssh.openssh_log import Target, explain, fingerprint, last_words
+from digirl_dist.ssh.openssh_log import Target, explain, fingerprint, last_words, unfinished
 from digirl_dist.ssh.socket_folders import SocketFolders
+from digirl_dist.storage.disk_full import require_space
 
 _FAST_CIPHERS = ("aes128-gcm@openssh.com", "aes256-gcm@openssh.com")
 _ANSWER_S = 3.0
@@ -100,6 +100,7 @@ def connect_by_openssh(address: Address, settings: SshSettings) -> Connection:
     master = Master(address, settings)
     try:
         if not master.wait_for_login(settings.connect_s * 2 + settings.login_s):
+            require_space(0, master.socket.parent)  # a log that could not be written explains nothing
             raise explain(master.log(), address, master.target, settings, notes)
         return OpenSshConnection(address, settings, master)
     except BaseException:
@@ -117,7 +118,7 @@ class Master:
         self.socket = self._folder / "socket"
         try:
             self._base = _base(self._folder, address, settings)
-            self.target, ciphers = _resolve(self._base, address)
+            self.target, ciphers, self._agent = _resolve(self._base, address)
             self._process = self._start(ciphers)
         except BaseException:
             shutil.rmtree(self._folder, ignore_errors=True)
@@ -130,8 +131,7 @@ class Master:
             if self._process.poll() is not None:
                 return False
             if time.monotonic() > deadline:
-                at = host_and_port(self.target.host, self.target.port)
-                raise UnreachableError(self._address.name, f"{at} did not let us in within {timeout_s:g} s")
+                raise unfinished(self.log(), self._address, self.target, timeout_s, self._agent)
             time.sleep(_LOOK_S)
         return True
 
@@ -148,9 +148,9 @@ class Master:
             return ""
 
     def close(self) -> None:
-        with suppress(ProcessLookupError):
+        if self._process.poll() is None:  # once it has been reaped, its number may be another's
             os.killpg(self._process.pid, signal.SIGKILL)  # the `ssh` of each jump host, too
-        self._process.wait()
+            self._process.wait()
         shutil.rmtree(self._folder, ignore_errors=True)
 
     def _start(self, ciphers: Sequence[str]) -> subprocess.Popen[bytes]:
@@ -164,7 +164,7 @@ class Master:
             null = subprocess.DEVNULL
             process = tied_process.start(command, null, null, log.fileno(), environment)
         if sys.platform == "linux":
-            with suppress(OSError):  # it has ended
+            with suppress(OSError, AttributeError):  # it has ended, or this Python has no such call
                 resource.prlimit(process.pid, resource.RLIMIT_FSIZE, (_LONGEST_LOG, _LONGEST_LOG))
         return process
 
@@ -253,9 +253,12 @@ def _told(worker: str) -> Iterator[None]:
         raise UnreachableError(worker, reason, "look at `Match exec` in ~/.ssh/config") from error
 
 
-def _resolve(base: Sequence[str], address: Address) -> tuple[Target, list[str]]:
-    """Returns the machine that ``ssh`` would connect to, and the ciphers that it would offer."""
+def _resolve(base: Sequence[str], address: Address) -> tuple[Target, list[str], str]:
+    """Returns the machine that ``ssh`` would connect to, the ciphers that it would offer, and its agent's socket."""
     found = _asked(base, address)
     files = known_hosts_files(address.known_hosts, found.get("userknownhostsfile"))
     target = Target(found["hostname"], int(found["port"]), found["user"], address.host, files)
-    return target, found.get("ciphers", "").split(",")
+    named = found.get("identityagent", "SSH_AUTH_SOCK")
+    path = os.environ.get("SSH_AUTH_SOCK", "") if named == "SSH_AUTH_SOCK" else named
+    path = "" if path == "none" else os.path.expanduser(os.path.expandvars(path))
+    return target, found.get("ciphers", "").split(","), path

@@ -12,9 +12,10 @@ import paramiko
 from digirl_dist.errors import HostKeyError, UnknownHostError, UnreachableError, WorkerError
 from digirl_dist.plain_text import host_and_port
 from digirl_dist.settings import SshSettings
+from digirl_dist.ssh import agent
 from digirl_dist.ssh.connection import Address
 from digirl_dist.ssh.host_keys import KnownKeys, changed_key, revoked_key, target_name, unknown_key
-from digirl_dist.ssh.login import locked, refused_login
+from digirl_dist.ssh.login import CLOSED_TO, expired, locked, refused_login, with_words
 
 _AT = re.compile(r"^debug1: Authenticating to (\S+):(\d{1,5}) as '(.*)'$", re.MULTILINE)
 _CONNECTING = re.compile(r"^debug1: Connecting to (\S+) \[\S*\] port (\d{1,5})\.$", re.MULTILINE)
@@ -35,6 +36,9 @@ _BY_COMMAND = "debug1: Executing proxy command: "
 _BY_JUMP = "debug1: Setting implicit ProxyCommand from ProxyJump"
 _COMMAND_ENDED = re.compile(r"^(?:kex_exchange_identification: .*|.* by UNKNOWN port .*)$", re.MULTILINE)
 _TOO_MANY = "Too many authentication failures"
+_ACCEPTED = re.compile(r"^debug1: Server accepts key: (.*)$", re.MULTILINE)
+_LOAD_KEY = re.compile(r"^Load key \"(.+)\": (.*)$", re.MULTILINE)
+_OWN_WORDS = re.compile(r"Connection |.*@.*: Permission denied|Received disconnect|Disconnected |Load key ")
 _NOISE = re.compile(r"^(debug\d: .*|OpenSSH_.*|Authenticated to .*|Transferred: .*|Bytes per second: .*|)$")
 
 
@@ -66,13 +70,45 @@ def explain(log: str, address: Address, target: Target, settings: SshSettings, n
     host, port, user = _hop(log, target)
     if "Host key verification failed" in log or "REVOKED HOST KEY" in log:
         return _host_key(log, address, target, host, port)
+    said = _banner(log)
+    if error := expired(address.name, user, host, said):
+        return error
     if "Permission denied (" in log or _TOO_MANY in log:
-        return _login(log, address.name, user, host, port, notes)
+        return with_words(_login(log, address.name, user, host, port, notes), said)
     if found := _UNRESOLVED.search(log):
         return UnknownHostError(address.name, f"the host name {found[1]} is unknown", "correct the worker's `host`")
     within = f"within {settings.connect_s:g} s"
     look = f"look whether the machine is up and `ssh {target.asked_for}` works"
-    return UnreachableError(address.name, *_unreachable(log, host_and_port(host, port), within, look))
+    return with_words(UnreachableError(address.name, *_unreachable(log, host_and_port(host, port), within, look)), said)
+
+
+def unfinished(log: str, address: Address, target: Target, limit_s: float, agent_path: str) -> WorkerError:
+    """Returns the error for an ``ssh`` that is not logged in after ``limit_s``: what it waits for, if that is known.
+
+    ``agent_path`` is the socket of the agent that it asks; empty: of none.
+    """
+    host, port, _ = _hop(log, target)
+    at, within = host_and_port(host, port), f"within {limit_s:g} s"
+    if _by_command(log) and "Remote protocol version" not in log:
+        reason, remedy = f"the ProxyCommand of ~/.ssh/config brought no connection to {at}", "look what it waits for"
+    elif agent_path and (said := agent.silence(agent_path)):
+        return UnreachableError(address.name, f"{at} did not let us in {within}: {said}", agent.REMEDY)
+    elif (accepted := _last(_ACCEPTED, log)) and accepted[0].endswith(" agent"):
+        reason, remedy = f"the SSH agent at SSH_AUTH_SOCK={agent_path} did not sign for {at}", agent.REMEDY
+    else:
+        reason, remedy = f"{at} did not let us in", f"look whether `ssh {target.asked_for}` does"
+    return with_words(UnreachableError(address.name, f"{reason} {within}", remedy), _banner(log))
+
+
+def _by_command(log: str) -> bool:
+    return _BY_COMMAND in log and _BY_JUMP not in log
+
+
+def _banner(log: str) -> str:
+    """Returns what the machine said between the beginning of the login and its end."""
+    _, begun, login = log.rpartition("debug1: Authenticating to ")
+    lines = [line.strip() for line in login.splitlines()[1:]] if begun else []
+    return "\n".join(line for line in lines if not _NOISE.match(line) and not _OWN_WORDS.match(line))
 
 
 def _unreachable(log: str, at: str, within: str, look: str) -> tuple[str, str]:
@@ -80,7 +116,9 @@ def _unreachable(log: str, at: str, within: str, look: str) -> tuple[str, str]:
     if found := _FORWARD.search(log):
         to, port = _last(_FORWARDED, log) or (at, "")
         return f"the jump host cannot reach {host_and_port(to, int(port)) if port else at} ({found[1]})", look
-    if _BY_COMMAND in log and _BY_JUMP not in log and _COMMAND_ENDED.search(log) and not _AT.search(log):
+    if _by_command(log) and "during banner exchange" in log:
+        return f"the ProxyCommand of ~/.ssh/config brought no connection to {at} {within}", look
+    if _by_command(log) and _COMMAND_ENDED.search(log) and not _AT.search(log):
         said = last_words(_COMMAND_ENDED.sub("", log))
         return f"the ProxyCommand of ~/.ssh/config brought no connection to {at}: {said}", look
     if "Connection refused" in log:
@@ -92,6 +130,8 @@ def _unreachable(log: str, at: str, within: str, look: str) -> tuple[str, str]:
     if "timed out" in log or "not responding" in log:
         return f"{at} did not answer {within}", look
     if "closed by" in log or "reset by" in log:
+        if _ACCEPTED.search(log):
+            return f"{at} accepted the key, and then closed the connection", CLOSED_TO
         return f"{at} closed the connection before the login", "it may limit simultaneous logins (MaxStartups)"
     return f"cannot connect to {at}: {last_words(log)}", look
 
@@ -129,7 +169,9 @@ def _login(log: str, worker: str, user: str, host: str, port: int, notes: Sequen
     tried = [found.groups() for found in _OFFERED.finditer(log, max(start, 0))]
     offered = [f"agent key {shown}" if source == "agent" else path for path, _, shown, source in tried]
     files = [path for path, _, _, source in tried if source != "agent"]
-    found = [locked(path) for path in files if f'Load key "{path}"' in log]
+    found = [
+        locked(path) if "passphrase" in why else f"{path} cannot be used: {why}" for path, why in _LOAD_KEY.findall(log)
+    ]
     if _TOO_MANY in log:
         found.append("it hears no more than so many: name the right one as the worker's `key`")
     return refused_login(worker, user, host, port, offered, files, list(dict.fromkeys([*notes, *found])))

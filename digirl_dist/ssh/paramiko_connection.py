@@ -21,6 +21,8 @@ from paramiko.ssh_exception import NoValidConnectionsError
 from digirl_dist.errors import LoginError, UnknownHostError, UnreachableError, WorkerError
 from digirl_dist.plain_text import host_and_port
 from digirl_dist.settings import SshSettings
+from digirl_dist.ssh import agent
+from digirl_dist.ssh.agent import SilentAgent
 from digirl_dist.ssh.connection import (
     Address,
     Connection,
@@ -31,7 +33,7 @@ from digirl_dist.ssh.connection import (
     user_name,
 )
 from digirl_dist.ssh.host_keys import KnownKeys, RefuseUnknown, changed_key, known_hosts_files, revoked_key, target_name
-from digirl_dist.ssh.login import KeyLogin, login_error
+from digirl_dist.ssh.login import KeyLogin, expired, login_error, with_words
 from digirl_dist.ssh.paramiko_channel import ParamikoChannel
 from digirl_dist.ssh.proxy_command import ProxyCommand
 from digirl_dist.ssh.user_config import Known, jumps, options, read, told
@@ -40,6 +42,8 @@ from digirl_dist.ssh.wire import Transport, Watch, open_transport
 _LOG_CHANNEL = "digirl_dist.ssh.paramiko"
 _SILENT = logging.NullHandler()
 _ANSWER_S = 3.0
+_AGENT_SHARE = 0.8
+"""The share of the time for an answer to a login that the SSH agent may take for each of its own."""
 
 
 class Session(fabric.Connection):  # type: ignore[misc]  # fabric has no types
@@ -108,7 +112,7 @@ def connect_by_paramiko(address: Address, settings: SshSettings) -> Connection:
     limit_s = _hops(session) * (2 * settings.connect_s + settings.login_s)
     is_late = threading.Event()
     try:
-        _prepare(session, address)
+        _prepare(session, address, settings)
         with _closed_after(limit_s, lambda: _close(session), is_late):
             session.open()
         _trust(session)
@@ -117,12 +121,13 @@ def connect_by_paramiko(address: Address, settings: SshSettings) -> Connection:
         return ParamikoConnection(address, session, settings)
     except BaseException as error:
         failing = _failing_hop(session)
+        said = _banner(failing)
         _close(session)
         if is_late.is_set():
             at = host_and_port(failing.host, failing.port)
             raise UnreachableError(address.name, f"{at} did not let us in within {limit_s:g} s") from error
         if isinstance(error, (paramiko.SSHException, OSError, EOFError, ValueError)):
-            raise _explain(error, address, failing, settings) from error
+            raise with_words(_explain(error, address, failing, settings, said), said) from error
         raise
 
 
@@ -169,16 +174,19 @@ def _way(
     return session
 
 
-def _prepare(session: Session, address: Address) -> None:
+def _prepare(session: Session, address: Address, settings: SshSettings) -> None:
     """Makes the session and its jump hosts verify host keys and log in without prompting."""
     session.client.set_log_channel(_LOG_CHANNEL)
     files, known = _known_keys(session, address)
     session.client.set_missing_host_key_policy(RefuseUnknown(address.name, files, known))
     for key in known.trusted():
         session.client.get_host_keys().add(target_name(session.host, session.port), key.get_name(), key)
-    session.config.authentication.strategy_class = partial(KeyLogin, address.name, address.key)
+    session.config.authentication.strategy_class = partial(
+        KeyLogin, address.name, address.key, _AGENT_SHARE * settings.login_s
+    )
     if isinstance(session.gateway, Session):
-        _prepare(session.gateway, Address(address.name, session.gateway.host, known_hosts=address.known_hosts))
+        hop = Address(address.name, session.gateway.host, known_hosts=address.known_hosts)
+        _prepare(session.gateway, hop, settings)
 
 
 def _known_keys(session: Session, address: Address) -> tuple[list[Path], KnownKeys]:
@@ -235,7 +243,7 @@ def _failing_hop(session: Session) -> Session:
     return session
 
 
-def _explain(error: Exception, address: Address, session: Session, settings: SshSettings) -> WorkerError:
+def _explain(error: Exception, address: Address, session: Session, settings: SshSettings, said: str) -> WorkerError:
     """Translates the many exceptions of a failed connection into this package's errors."""
     name, at = address.name, host_and_port(session.host, session.port)
     within = f"within {settings.connect_s:g} s"
@@ -247,8 +255,12 @@ def _explain(error: Exception, address: Address, session: Session, settings: Ssh
                 return revoked_key(name, known.target, error.key.fingerprint)
             expected, shown = error.expected_key.fingerprint, error.key.fingerprint
             return changed_key(name, known.target, expected, shown, known.file_with(error.expected_key) or files[0])
+        case SilentAgent():
+            return UnreachableError(name, str(error), agent.REMEDY)
         case AuthFailure():
-            return login_error(name, error, session.host, session.port)
+            return expired(name, str(session.user), str(session.host), said) or login_error(
+                name, error, session.host, session.port, said
+            )
         case socket.gaierror():
             return UnknownHostError(name, f"the host name {session.host} is unknown", "correct the worker's `host`")
         case NoValidConnectionsError() if not any(map(_refused, error.errors.values())):
@@ -259,6 +271,9 @@ def _explain(error: Exception, address: Address, session: Session, settings: Ssh
             return UnreachableError(name, f"{at} did not answer {within}", look)
         case paramiko.ChannelException():
             return UnreachableError(name, f"the jump host cannot reach {at} ({error.text})", look)
+        case paramiko.SSHException() if _gave_no_greeting(error) and session.proxy is not None:
+            reason = f"the ProxyCommand of ~/.ssh/config brought no greeting of {at} {within}"
+            return UnreachableError(name, reason, look)
         case paramiko.SSHException() if _gave_no_greeting(error):
             return UnreachableError(name, f"{at} accepts connections but did not greet {within}", look)
         case EOFError() | OSError() | paramiko.SSHException() if _was_cut(error) and session.proxy is not None:
@@ -272,6 +287,13 @@ def _explain(error: Exception, address: Address, session: Session, settings: Ssh
             )
         case _:
             return UnreachableError(name, f"cannot connect to {at}: {error or type(error).__name__}", look)
+
+
+def _banner(session: Session) -> str:
+    """Returns what the server said before the login was over."""
+    transport = session.client.get_transport()
+    heard = getattr(transport, "auth_handler", None)  # `get_banner` has nothing to say of a connection that has ended
+    return (getattr(heard, "banner", None) or b"").decode(errors="replace")
 
 
 def _gave_no_greeting(error: Any) -> bool:

@@ -14,7 +14,7 @@ from typing import Any
 
 import paramiko
 
-from digirl_dist.errors import LoginError, UnreachableError
+from digirl_dist.errors import SHORTAGES, LoginError, UnreachableError
 from digirl_dist.ssh import local_command
 
 _CONFIGS = ("~/.ssh/config", "/etc/ssh/ssh_config")
@@ -115,9 +115,17 @@ def told(worker: str) -> Iterator[None]:
     except subprocess.TimeoutExpired as error:
         reason = f"a command of ~/.ssh/config did not end within {_CONFIGURED_S:g} s"
         raise UnreachableError(worker, reason, "look at `Match exec` in ~/.ssh/config") from error
-    except (paramiko.SSHException, PermissionError, ValueError, LookupError) as error:
-        reason = f"paramiko cannot use the configuration of `ssh`: {type(error).__name__}: {error}"
-        raise LoginError(worker, reason, "correct ~/.ssh/config, or set ssh.transport=openssh") from error
+    except OSError as error:
+        if error.errno in SHORTAGES:  # of this host's, which is told elsewhere
+            raise
+        raise _unusable(worker, error) from error
+    except (paramiko.SSHException, ValueError, LookupError) as error:
+        raise _unusable(worker, error) from error
+
+
+def _unusable(worker: str, error: Exception) -> LoginError:
+    reason = f"paramiko cannot use the configuration of `ssh`: {type(error).__name__}: {error}"
+    return LoginError(worker, reason, "correct ~/.ssh/config, or set ssh.transport=openssh")
 
 
 def jumps(known: Mapping[str, Any]) -> list[tuple[str | None, str, int | None]]:

@@ -12,7 +12,7 @@ import math
 import os
 import shutil
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO
@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     import torch
 
 State = Mapping[str, "torch.Tensor"]
+_TRASH = ".trash-"
 
 
 @dataclass(frozen=True)
@@ -264,6 +265,8 @@ class Checkpoints:
 
     def _remove_superseded(self, newest: int) -> None:
         """Raises CheckpointError if nothing tells which is the best."""
+        for trash in self.root.glob(f"{_TRASH}*"):
+            shutil.rmtree(trash, ignore_errors=True)
         rated = self._best()
         best = None if rated is None else rated.iteration
         older = [iteration for iteration in self.iterations() if iteration < newest - self._in_use]
@@ -271,7 +274,19 @@ class Checkpoints:
         kept = regular if self._keep is None else regular[len(regular) - min(len(regular), self._keep - 1) :]
         for iteration in older:
             if iteration not in kept and iteration != best:
-                shutil.rmtree(self._folder(iteration))
+                _discard(self._folder(iteration))
+
+
+def _discard(folder: Path) -> None:
+    """Deletes a checkpoint, of which this process or another one may have a file open.
+
+    On NFS such a file stays in its folder, which cannot go before it: what is left is swept by a later call.
+    """
+    trash = folder.with_name(_TRASH + folder.name)
+    with suppress(OSError):
+        folder.rename(trash)
+    for place in (trash, folder):
+        shutil.rmtree(place, ignore_errors=True)
 
 
 @contextmanager

@@ -5,7 +5,6 @@ from __future__ import annotations
 import errno
 import os
 import re
-import shutil
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -14,10 +13,10 @@ from typing import Protocol, TypeVar
 
 from digirl_dist.errors import RunFolderError
 from digirl_dist.storage.events import Events
+from digirl_dist.storage.file_system import FULL, free, in_words
 from digirl_dist.storage.status import Status
 
 T = TypeVar("T")
-FULL = (errno.ENOSPC, errno.EDQUOT)
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.5, 10.0
 _SPARE = 1 << 16
 _IN_WORDS = re.compile(r"\(os error (\d+)\)")
@@ -79,12 +78,13 @@ class WaitForSpace:
 
 def _refused(what: str, error: OSError) -> RunFolderError:
     """Returns what is said of a write that failed, whose own error often lacks the file."""
-    return RunFolderError(f"{what} cannot be written: {error.strerror or error}")
+    return RunFolderError(f"{what} cannot be written: {in_words(error, Path(error.filename or what))}")
 
 
 def require_space(size: int, folder: Path) -> None:
     """Raises OSError (ENOSPC) if ``size`` more bytes would fill the folder's disk but for 64 KiB."""
-    if shutil.disk_usage(folder).free < size + _SPARE:
+    free_bytes, free_files = free(folder)
+    if free_bytes < size + _SPARE or free_files == 0:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(folder))
 
 

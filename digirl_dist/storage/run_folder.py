@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import fcntl
 import os
 import platform
 import time
@@ -14,7 +13,7 @@ from typing import TextIO
 from digirl_dist.errors import NoRunError, RunFolderError
 from digirl_dist.settings.nearest import nearest
 from digirl_dist.settings.paths import expanded
-from digirl_dist.storage import atomic_files
+from digirl_dist.storage import atomic_files, file_system
 from digirl_dist.storage.events import Events, Listener
 from digirl_dist.storage.run_identity import identity
 
@@ -144,23 +143,21 @@ class RunFolder:
     def _take_lock(self) -> TextIO:
         lock = (self.root / _LOCK).open("a+")
         try:
-            _lock(lock)
-        except BlockingIOError:
+            is_ours = file_system.lock(lock)
+            if not is_ours:  # a reader that asks for it holds it for an instant
+                time.sleep(_READER_S)
+                is_ours = file_system.lock(lock)
+        except OSError as error:
+            lock.close()
+            reason = f"save_path={self.root} cannot be used: {error.strerror}"
+            raise RunFolderError(f"{reason}; set save_path to a folder on a local disk") from error
+        if not is_ours:
             lock.seek(0)
             owner = lock.read().strip()
             lock.close()
             raise RunFolderError(
                 f"save_path={self.root} is in use by process {owner}; wait for it, or choose another save_path"
-            ) from None
+            )
         lock.truncate(0)
         print(os.getpid(), file=lock, flush=True)
         return lock
-
-
-def _lock(file: TextIO) -> None:
-    """Raises BlockingIOError if another host holds the lock. A reader that asks for it holds it for an instant."""
-    try:
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        time.sleep(_READER_S)
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)

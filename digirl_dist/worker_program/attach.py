@@ -22,12 +22,14 @@ from pathlib import Path
 from digirl_dist.child_process import environment, tail
 from digirl_dist.protocol.job_folder import IS_TAKEN, JobFolder
 from digirl_dist.protocol.messages import Broken, encode, shortened
-from digirl_dist.worker_program.bootstrap import refuse_squatted
+from digirl_dist.storage.file_system import NO_LOCKS, in_words, lock, refuse_squatted
 
 _START_LIMIT_S = 30.0
 _CHUNK = 65536
+_LOOK_S = 0.02
 _NEVER = (
     *(errno.EACCES, errno.EPERM, errno.EROFS),
+    *NO_LOCKS,
     *(errno.ENOTDIR, errno.EISDIR, errno.ELOOP, errno.ENAMETOOLONG, errno.EINVAL),
 )
 """Errors of a folder that cannot be used; others come and go, as where a disk is full or a server of files away."""
@@ -51,10 +53,12 @@ def main() -> int:
             end_program(folder)
         pid, program = _join(folder, ["--orphan-s", str(options.orphan_s), "--package", options.package])
     except (OSError, _NotStarted) as error:
-        sys.stdout.buffer.write(encode(Broken(_during(error), shortened(f"{folder.root}: {error}"))))
+        said = in_words(error, folder.root) if isinstance(error, OSError) else str(error)
+        place = getattr(error, "filename", None) or folder.root
+        sys.stdout.buffer.write(encode(Broken(_during(error), shortened(f"{place}: {said}"))))
         return 1
     _relay(program)
-    _await_end(pid)
+    _await_end(folder, pid)
     print(_last_words(folder), file=sys.stderr)
     return 0
 
@@ -79,7 +83,9 @@ def _try_disk(folder: JobFolder) -> None:
     """Raises OSError now and with its reason, where the program could not even log it."""
     probe = folder.root / ".probe"
     try:
-        probe.write_bytes(bytes(_CHUNK))
+        with probe.open("wb") as file:
+            lock(file)
+            file.write(bytes(_CHUNK))
     finally:
         probe.unlink(missing_ok=True)
 
@@ -103,7 +109,7 @@ def _join(folder: JobFolder, options: list[str]) -> tuple[int | None, socket.soc
             raise _NotStarted(f"the worker program ended with status {status}; its last lines: {_last_words(folder)}")
         elif status is not None:
             break
-        time.sleep(0.02)
+        time.sleep(_LOOK_S)
     ended = "" if process is None or process.poll() is None else f": it ended with status {process.returncode}"
     raise TimeoutError(f"the worker program does not answer{ended}; its last lines: {_last_words(folder)}")
 
@@ -141,25 +147,15 @@ def end_program(folder: JobFolder, limit_s: float = 5.0) -> None:
     if pid is None:
         return
     with suppress(ProcessLookupError):  # it ends by itself just now
-        process = os.pidfd_open(pid)
-        try:
-            if folder.program() == pid:  # still the same after we hold on to it
-                signal.pidfd_send_signal(process, signal.SIGKILL)
-            select.select([process], [], [], limit_s)
-        finally:
-            os.close(process)
+        os.kill(pid, signal.SIGKILL)  # a number that was looked up this moment is nobody else's yet
+    _await_end(folder, pid, limit_s)
 
 
-def _await_end(pid: int | None, limit_s: float = 3.0) -> None:
+def _await_end(folder: JobFolder, pid: int | None, limit_s: float = 3.0) -> None:
     """Give a program that hung up the time to end, so that whoever stopped it finds nothing left when we are gone."""
-    if pid is None:
-        return
-    try:
-        process = os.pidfd_open(pid)
-    except OSError:
-        return
-    select.select([process], [], [], limit_s)
-    os.close(process)
+    deadline = time.monotonic() + limit_s
+    while pid is not None and folder.is_served_by(pid) and time.monotonic() < deadline:
+        time.sleep(_LOOK_S)
 
 
 def _last_words(folder: JobFolder, lines: int = 8) -> str:

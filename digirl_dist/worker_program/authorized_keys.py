@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import errno
-import fcntl
 import os
 import re
 import shutil
@@ -11,6 +10,8 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
+
+from digirl_dist.storage import file_system
 
 _MARK = b"digirl-dist-relay"
 _EXPIRY = re.compile(rb'expiry-time="(\d{14})"')
@@ -93,7 +94,7 @@ def _locked() -> Iterator[None]:
     folder = Path("~/.cache/digirl_dist").expanduser()
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     with (folder / "authorized_keys.lock").open("a") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
+        file_system.lock(lock, wait=True)
         yield
 
 

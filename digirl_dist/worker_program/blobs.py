@@ -67,6 +67,7 @@ class FileBlobs:
         for path in self._folder.blobs.glob("*"):  # of none, if somebody cleaned up here
             if path.name not in keep and not (path.suffix == ".part" and self._is_fresh(path)):
                 path.unlink(missing_ok=True)
+        self._parts_seen = {name: at for name, at in self._parts_seen.items() if self.file(name).exists()}
 
     def _is_fresh(self, part: Path) -> bool:
         """Whether a transfer may still be at work on it, or come back for it."""

@@ -1,4 +1,4 @@
-"""Installs the package on a worker. The host streams this file to the worker's own Python, so it imports nothing else.
+"""Installs the package on a worker. The host streams this file to the worker's own Python (see ``RemotePython``).
 
 It reads a line of JSON (see ``InstallRequest``) from stdin, and the wheel after asking for it. It writes JSON lines to
 stdout: ``{"want": "wheel"}`` if it needs the wheel, then ``{"python": PATH}`` or ``{"error": REASON, "remedy":
@@ -10,7 +10,6 @@ ADVICE}``. A request with ``look_only`` gets ``{"python": PATH}`` or ``{"missing
 from __future__ import annotations
 
 import errno
-import fcntl
 import hashlib
 import importlib.util
 import json
@@ -19,7 +18,6 @@ import re
 import select
 import shutil
 import signal
-import stat
 import subprocess
 import sys
 import sysconfig
@@ -29,7 +27,10 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, Any, BinaryIO
+from typing import Any, BinaryIO
+
+from digirl_dist.storage.file_system import FULL, NO_LOCKS, in_words, lock, refuse_squatted, refuses_programs
+from digirl_dist.worker_program.pip_configuration import environment, indexes_for_uv
 
 
 @dataclass
@@ -69,6 +70,8 @@ class Failed(Exception):
 
 OWN_FOLDER = "digirl_dist_env"
 """The folder below the worker's ``run_path`` that holds all that is installed; nothing beside it is touched."""
+_PARTS_OF_PYTHON = ("_ctypes", "zlib")
+"""Modules of the standard library that the package needs and that a Python may be built without."""
 _MARK = "made_by_digirl_dist"
 """The file in it which says that this program made the folder and may remove what it holds."""
 
@@ -85,10 +88,11 @@ class Installation:
         self._record = self._folder / "installed.json"
         self._wanted = self._folder / "wanted.json"
         self._deadline = time.monotonic() + request.limit_s
+        self._environment = environment(os.environ)
 
     def ensure(self) -> str:
         """Returns the Python that has the package; installs it unless that was done before."""
-        refuse_squatted(self._folder)
+        self._refuse_unusable()
         if not self._is_done():
             self._claim()
             with self._lock():
@@ -98,7 +102,7 @@ class Installation:
 
     def look(self) -> dict[str, str]:
         """Returns what there is, or what is missing."""
-        refuse_squatted(self._folder)
+        self._refuse_unusable()
         if self._is_done():
             return {"python": str(self._python)}
         if self._is_foreign():
@@ -106,6 +110,18 @@ class Installation:
         if not self._record.exists():
             return {"missing": f"not installed in {self._folder}"}
         return {"missing": f"another version, or with other settings, is installed in {self._folder}"}
+
+    def _refuse_unusable(self) -> None:
+        """Raises Failed or PermissionError where nothing that is installed here could run."""
+        refuse_squatted(self._folder)
+        if not os.path.exists("/proc/self/cmdline"):
+            raise Failed("/proc is not mounted, by which programs find each other", "mount -t proc proc /proc")
+        if lacking := [name for name in _PARTS_OF_PYTHON if importlib.util.find_spec(name) is None]:
+            reason = f"{sys.executable} was built without {', '.join(lacking)}"
+            raise Failed(reason, "set worker_python to another Python, such as the distribution's own")
+        if refuses_programs(self._folder) and not self._request.reuse_packages:
+            reason = f"{self._folder} is on a file system that is mounted noexec: no library can be loaded from it"
+            raise Failed(reason, "set worker_run_path to a folder on another one")
 
     def _claim(self) -> None:
         """Makes and marks the folder. Raises Failed if there is one that this program did not make."""
@@ -170,6 +186,8 @@ class Installation:
             self._reuse_outer_environment()
         # The first run replaces the package even if its version number is the old one, the second adds what it needs.
         self._pip("--no-index", "--force-reinstall", "--no-deps", str(wheel))
+        if not any(self._venv.glob("lib*/python*/site-packages/digirl_dist/__init__.py")):
+            raise Failed(f"the package was installed elsewhere than in {self._venv}", "see which configuration says so")
         if requirements := self._missing(self._request.requirements):
             self._install_torch()
             self._pip("-c", str(self._constraints()), *self._request.pip_args, *requirements)
@@ -252,8 +270,10 @@ class Installation:
         return [each for each in requirements if not _version_here(re.split(r"[^\w.-]", each, maxsplit=1)[0])]
 
     def _pip(self, *args: str) -> None:
+        installer = self._installer()
+        words = indexes_for_uv(args) if installer[1:2] == ["pip"] else args
         with self._logins() as variables:
-            self._run([*self._installer(), *args], "install the package", variables)
+            self._run([*installer, *words], "install the package", variables)
 
     def _installer(self) -> list[str]:
         """What installs into the environment: its own pip, or else uv, or this Python's pip; empty if there is none.
@@ -263,8 +283,8 @@ class Installation:
         options = ["--no-input", "--disable-pip-version-check", "--progress-bar=off", "--no-compile"]
         if self._has_pip():
             return [str(self._python), "-m", "pip", "install", *options]
-        if uv := self._uv():  # all indexes are looked at, as by pip: one of torch builds has other packages too
-            choice = ["--quiet", "--index-strategy", "unsafe-best-match"]
+        if uv := self._uv():  # the next index is asked where one has no fitting version: one of torch has others, too
+            choice = ["--quiet", "--index-strategy", "unsafe-first-match"]
             return [uv, "pip", "install", "--python", str(self._python), *choice]
         if [int(each) for each in re.findall(r"\d+", _version_here("pip"))] >= _PIP_FOR_OTHERS:
             return [sys.executable, "-m", "pip", "--python", str(self._python), "install", *options]
@@ -319,15 +339,12 @@ class Installation:
 
         Without ``needs_host``, a command goes on without its host, unless another host wants something else.
         """
-        foreign = {"PIP_REQUIRE_VIRTUALENV", "PIP_TARGET", "PIP_USER"}
-        kept = {name for name in os.environ if name not in foreign and not name.startswith("PYTHON")}
-        environment = {name: os.environ[name] for name in kept} | (own or {})
         process = subprocess.Popen(
             command,
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
-            env=environment,
+            env=self._environment | (own or {}),
             start_new_session=True,
             preexec_fn=_end_with_parent,  # else it would go on beside that of the next installation
         )
@@ -340,6 +357,8 @@ class Installation:
             told = f"cannot {purpose}: {' '.join(command)} {why or f'ended with status {process.returncode}'}"
             said = output.essence()
             remedy = _SLOW if why else _why(said)
+            if remedy == _DISK_FULL:
+                said += f"\n{self._folder}: {in_words(OSError(errno.ENOSPC, 'no space'), self._folder)}"
             raise Failed(f"{told}: {said}" if said else told, remedy or (_MEND_SETUP if purpose == _SETUP else ""))
 
     def _waited(self, process: subprocess.Popen[bytes], needs_host: bool) -> str | None:
@@ -360,8 +379,8 @@ class Installation:
     def _lock(self) -> Iterator[None]:
         """Only one host at a time installs into this folder; who waits says what for, and holds that file locked."""
         with open(self._folder / "install.lock", "w") as file, open(self._wanted, "a") as wanted:
-            while not _locks(file):
-                if _locks(wanted):
+            while not lock(file):
+                if lock(wanted):
                     wanted.truncate(0)
                     wanted.write(json.dumps(self._state()))
                     wanted.flush()
@@ -374,7 +393,7 @@ class Installation:
     def _is_in_the_way(self) -> bool:
         """Whether somebody waits for the end of this installation, to make another."""
         with suppress(OSError, ValueError), open(self._wanted) as wanted:
-            return not _locks(wanted) and json.load(wanted) != self._state()
+            return not lock(wanted) and json.load(wanted) != self._state()
         return False
 
 
@@ -382,10 +401,11 @@ _KEPT_OUTPUT = 1 << 16
 _SETUP = "run emulator.setup"
 _MEND_SETUP = "mend the script, which is to end with status 0 and is run again as a whole"
 _SLOW = "look at what it waits for, or raise install.limit_s"
-_DISK_FULL = "free some space there, or set the worker's folder to a larger disk"
+_DISK_FULL = "delete files there, or set the worker's folder to a larger disk"
+_ELSEWHERE = "set worker_run_path to a folder on a local disk"
 _LACKING = {
-    errno.ENOSPC: _DISK_FULL,
-    errno.EDQUOT: _DISK_FULL,
+    **dict.fromkeys(FULL, _DISK_FULL),
+    **dict.fromkeys(NO_LOCKS, _ELSEWHERE),
     errno.EFBIG: "raise its user's limit of the size of files (`ulimit -f`)",
     errno.EMFILE: "raise its user's limit of open files (`ulimit -n`)",
     errno.EAGAIN: "raise its user's limit of processes (`ulimit -u`), or end others",
@@ -397,30 +417,6 @@ _PIP_FOR_OTHERS = [22, 3]
 """The first version of pip that installs into another Python's environment."""
 _UV_PLACES = (".local/bin", ".cargo/bin")
 """Where uv's own installer puts it, which is not on the PATH of a command over SSH."""
-
-
-_NOBODY = 65534
-"""Whom Linux shows in place of owners that a container, or a server of files, does not name: root above all."""
-
-
-def refuse_squatted(folder: Path) -> None:
-    """Raises PermissionError if another user made ``folder``, or owns one above it that is open to all, as they could
-    exchange what is in it: Python, and the pickled classes that the program loads.
-    """
-    paths = folder.absolute(), folder.resolve()
-    for place in sorted({place for path in paths for place in (path, *path.parents)}):
-        with suppress(FileNotFoundError):
-            found = place.lstat()
-            if found.st_uid not in (0, _NOBODY, os.geteuid()) and (place in paths or found.st_mode & stat.S_IWOTH):
-                raise PermissionError(errno.EACCES, "it belongs to another user of this machine", str(place))
-
-
-def _locks(file: IO[str]) -> bool:
-    """Locks the file unless somebody else holds it."""
-    with suppress(BlockingIOError):
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        return True
-    return False
 
 
 def _end_with_parent() -> None:
@@ -469,7 +465,7 @@ class _Output:
 
 
 def _why(said: str) -> str:
-    if "No space left" in said:
+    if re.search("No space left|Disk quota exceeded", said):
         return _DISK_FULL
     if re.search(r"torch==\S+\+cpu", said):
         return (
@@ -491,7 +487,7 @@ def _shortage(error: Exception, folder: str) -> Failed:
     if isinstance(error, OSError):
         at = f": {error.filename}" if error.filename else ""
         remedy = _LACKING.get(error.errno or 0, "set the worker's folder to one that its user can write")
-        return Failed(f"cannot use the folder {folder}: {error.strerror}{at}", remedy)
+        return Failed(f"cannot use the folder {folder}: {in_words(error, Path(folder).expanduser())}{at}", remedy)
     if isinstance(error, MemoryError) or "can't start new thread" in str(error):
         return Failed(f"cannot install in {folder}: {error or 'out of memory'}", _LACKING[errno.ENOMEM])
     raise error
@@ -503,11 +499,13 @@ def _answer(answer: dict[str, Any]) -> None:
 
 def main(source: BinaryIO) -> None:
     request = InstallRequest(**json.loads(source.readline()))
-    installation = Installation(request, source)
     try:
+        installation = Installation(request, source)
         _answer(installation.look() if request.look_only else {"python": installation.ensure()})
     except Failed as failed:
         _answer({"error": str(failed), "remedy": failed.remedy})
+    except ValueError as error:
+        _answer({"error": f"pip's configuration cannot be used: {error}", "remedy": "correct the file"})
     except BrokenPipeError:
         pass  # the host has gone; what is installed it will find next time
     except (OSError, RuntimeError, MemoryError) as error:

@@ -15,10 +15,8 @@ may not leave it. Ends with stdin. Imports little, because the host waits for th
 
 from __future__ import annotations
 
-import fcntl
 import json
 import os
-import select
 import sys
 import threading
 import time
@@ -29,7 +27,9 @@ from typing import Any, BinaryIO
 
 import xxhash
 
+from digirl_dist.child_process import widen
 from digirl_dist.protocol.job_folder import JobFolder
+from digirl_dist.storage.file_system import in_words
 
 _CHUNK = 1 << 20
 _READ_AHEAD = 1 << 16
@@ -230,7 +230,8 @@ def _remove_small(part: str) -> None:
 
 def _reason(error: Exception) -> str:
     if isinstance(error, OSError):
-        return f"{error.strerror}: {error.filename}" if error.filename else str(error.strerror)
+        said = in_words(error, Path(error.filename or "."))
+        return f"{said}: {error.filename}" if error.filename else said
     return str(error)
 
 
@@ -242,8 +243,8 @@ def _end_with_program(folder: JobFolder) -> None:
     while (pid := folder.program()) is None:
         time.sleep(1.0)
     while pid is not None:
-        with suppress(OSError):  # it has ended already
-            select.select([os.pidfd_open(pid)], [], [])
+        while folder.is_served_by(pid):
+            time.sleep(1.0)
         time.sleep(_LAST_REQUESTS_S)
         pid = _successor(folder)
     os._exit(0)
@@ -256,13 +257,6 @@ def _successor(folder: JobFolder) -> int | None:
     return pid
 
 
-def _widen(pipe: int) -> None:
-    """Lets sshd hand over so much without waiting for this process."""
-    if sys.platform == "linux":
-        with suppress(OSError):  # it is no pipe, or this user has too many large ones
-            fcntl.fcntl(pipe, fcntl.F_SETPIPE_SZ, _CHUNK)
-
-
 def main(argv: list[str]) -> int:
     if len(argv) != 2 or argv[0] != "--folder":
         print("usage: python -m digirl_dist.worker_program.courier --folder DIR", file=sys.stderr)
@@ -270,7 +264,7 @@ def main(argv: list[str]) -> int:
     folder = JobFolder(Path(argv[1]).expanduser().resolve())
     threading.Thread(target=_end_with_program, args=[folder], daemon=True).start()
     for pipe in (0, 1):
-        _widen(pipe)
+        widen(pipe, _CHUNK)
     with suppress(HostGone, BrokenPipeError), open(0, "rb", _READ_AHEAD) as source, open(1, "wb", _READ_AHEAD) as sink:
         CourierServer(str(folder.root), source, sink).serve()
     return 0

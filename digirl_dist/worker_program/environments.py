@@ -1,7 +1,8 @@
 """Environments on a worker machine, stepped by the host over this program's stdin and stdout.
 
-A frame is its length, 4 bytes with the highest first, and a MessagePack mapping. The program ends, and closes its
-environments, when its stdin does.
+A frame is its length, 4 bytes with the highest first, and a MessagePack mapping; one of no bytes is a ping. The program
+ends, and closes its environments, when its stdin does, or when the host is silent for ``_ORPHAN_S``: a server notices
+only after hours that a host has lost its power.
 """
 
 from __future__ import annotations
@@ -9,12 +10,13 @@ from __future__ import annotations
 import os
 import pickle
 import queue
+import select
 import sys
 import threading
 import time
 import traceback
 from collections.abc import Callable, Sequence
-from typing import Any, BinaryIO
+from typing import Any
 
 import gymnasium
 import msgspec
@@ -23,6 +25,10 @@ import numpy as np
 from digirl_dist.rollout.emulator_process import guarded
 
 _CLOSE_LIMIT_S = 5.0
+_ORPHAN_S = 120.0
+PING = bytes(4)
+PING_S = 15.0
+"""Time between the host's pings."""
 MOST_BYTES = 1 << 28
 """Longest frame."""
 
@@ -134,9 +140,18 @@ def write_frame(content: Any) -> bytes:
     return len(data).to_bytes(4, "big") + data
 
 
-def _read_frame(source: BinaryIO) -> Any:
-    head = source.read(4)
-    return msgspec.msgpack.decode(source.read(int.from_bytes(head, "big"))) if len(head) == 4 else None
+def _read_frame() -> Any:
+    while (head := _read_exactly(4)) == PING:
+        pass
+    return msgspec.msgpack.decode(_read_exactly(int.from_bytes(head, "big"))) if len(head) == 4 else None
+
+
+def _read_exactly(size: int) -> bytes:
+    """Returns so many bytes of stdin, fewer at its end, or once nothing has come for too long."""
+    data = bytearray()
+    while len(data) < size and select.select([0], [], [], _ORPHAN_S)[0] and (part := os.read(0, size - len(data))):
+        data += part
+    return bytes(data)
 
 
 def main() -> int:
@@ -166,7 +181,7 @@ def _serve() -> None:
 
 def _read_requests(requests: queue.SimpleQueue[Any]) -> None:
     """Reads to the end of stdin. An environment that hangs then is not waited for."""
-    while (request := _read_frame(sys.stdin.buffer)) is not None:
+    while (request := _read_frame()) is not None:
         requests.put(request)
     requests.put(None)
     time.sleep(_CLOSE_LIMIT_S)

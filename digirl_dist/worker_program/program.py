@@ -9,7 +9,6 @@ What to do is decided by ``ProgramCore``; this is its rim of slots, policies, fi
 from __future__ import annotations
 
 import argparse
-import fcntl
 import os
 import platform
 import select
@@ -39,7 +38,9 @@ from digirl_dist.protocol.messages import (
 )
 from digirl_dist.rollout.rollout import Finished, Rollout
 from digirl_dist.rollout.slot import Slot
+from digirl_dist.storage import file_system
 from digirl_dist.storage.checkpoint import TensorInfo
+from digirl_dist.storage.file_system import in_words
 from digirl_dist.storage.machine import dependency_versions, machine_facts
 from digirl_dist.user_code.packing import unpack_file
 from digirl_dist.worker_program.blobs import Blobs, FileBlobs
@@ -155,7 +156,8 @@ class Program:
                 try:
                     return self._on_files(effect)
                 except OSError as error:
-                    return self._core.disk_failed(str(error))
+                    place = f": {error.filename}" if error.filename else ""
+                    return self._core.disk_failed(in_words(error, self._folder.root) + place)
         return []
 
     def _on_slots(self, effect: SlotEffect) -> Effects:
@@ -248,7 +250,7 @@ class Program:
         try:
             manifest = self._spool.write(run, finished)
         except OSError as error:
-            reason = f"the episode cannot be written to {self._folder.episodes}: {error.strerror}"
+            reason = f"the episode cannot be written to {self._folder.episodes}: {in_words(error, self._folder.root)}"
             return self._core.not_written(finished.trajectory.ticket.key, reason)
         except TrajectoryError as error:  # the host would refuse it
             told = f"the emulator or the agent exceeds the limits of an episode: {error}"
@@ -284,9 +286,7 @@ def main() -> int:
     folder = JobFolder(options.folder.resolve())
     folder.create()
     with folder.lock.open("a+") as lock:
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
+        if not file_system.lock(lock):
             print(f"another program serves {folder.root}", file=sys.stderr)
             return IS_TAKEN
         lock.truncate(0)

@@ -8,18 +8,19 @@ Ends with stdin.
 from __future__ import annotations
 
 import base64
-import fcntl
 import hashlib
 import os
 import select
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
+from digirl_dist.child_process import widen
 from digirl_dist.errors import ProtocolError
 from digirl_dist.plain_text import host_and_port
 from digirl_dist.protocol.job_folder import JobFolder
@@ -32,6 +33,7 @@ _GATHER_S = 0.005
 _SAY_S = 0.5
 _LONGEST_LINE = 1024
 _CONNECT_S = 10
+_MEMORY = "/dev/shm"
 _SCAN_S = 15.0
 _OPTIONS = {
     "BatchMode": "yes",
@@ -100,8 +102,7 @@ class Fetcher:
     def _receive(self, process: subprocess.Popen[bytes]) -> None:
         assert process.stdin is not None and process.stdout is not None
         stream = process.stdout.fileno()
-        with suppress(OSError):  # this user has too many large pipes
-            fcntl.fcntl(stream, fcntl.F_SETPIPE_SZ, _CHUNK)
+        widen(stream, _CHUNK)
         with suppress(BrokenPipeError):  # why it has ended, it says itself
             process.stdin.write(encode(Wanted(list(self._missing))))
         while not self.is_done:
@@ -222,14 +223,11 @@ def _command(request: Fetch, known_hosts: str, identity: str) -> list[str]:
 
 @contextmanager
 def _in_memory(content: str) -> Iterator[str]:
-    """Makes a file that only this user can read and that no disk ever has; yields its path."""
-    number = os.memfd_create("relay")
-    try:
-        os.fchmod(number, 0o600)
-        os.write(number, content.encode())
-        yield f"/proc/{os.getpid()}/fd/{number}"
-    finally:
-        os.close(number)
+    """Makes a file that only this user can read and that no disk ever has; yields its path. Raises OSError."""
+    with tempfile.TemporaryFile(dir=_MEMORY) as file:
+        file.write(content.encode())
+        file.flush()
+        yield f"/proc/{os.getpid()}/fd/{file.fileno()}"
 
 
 def _last_words(process: subprocess.Popen[bytes]) -> str:

@@ -14,6 +14,7 @@ import threading
 import venv
 import zipfile
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
@@ -341,7 +342,7 @@ def test_a_full_disk_is_named(link: Connection, package: Package, tmp_path: Path
     if os.getuid() != 0 or subprocess.run(mount, capture_output=True).returncode != 0:
         pytest.skip("only root can mount a small disk")
     try:
-        with pytest.raises(InstallError, match="(?s)No space left.*free some space"):
+        with pytest.raises(InstallError, match="(?s)No space left.*delete files"):
             ensure_installed(link, replace(package, uv=False), f"{disk}/w", sys.executable)
     finally:
         subprocess.run(["umount", "-l", str(disk)], check=True)
@@ -354,6 +355,67 @@ def test_a_path_from_home_is_understood(link: Connection, package: Package) -> N
         assert python == installed_python(str(Path.home() / name))
     finally:
         shutil.rmtree(Path.home() / name, ignore_errors=True)
+
+
+@pytest.mark.parametrize(
+    "lines", ["user = true", "target = /else", "prefix = /else", "root = /else", "require-hashes = true", "dry-run = 1"]
+)
+def test_what_pip_is_told_there_of_other_installations_does_not_count(
+    lines: str, link: Connection, package: Package, tmp_path: Path
+) -> None:
+    """Class: configuration files and variables of pip."""
+    (tmp_path / "home" / ".config" / "pip").mkdir(parents=True)
+    lines = lines.replace("/else", str(tmp_path / "else"))
+    (tmp_path / "home" / ".config" / "pip" / "pip.conf").write_text(
+        f"[global]\nrequire-virtualenv = 1\n[install]\n{lines}\n"
+    )
+    python = tmp_path / "python"
+    python.write_text(
+        f'#!/bin/sh\nexport HOME={tmp_path}/home PIP_NO_DEPS=1 PIP_PYTHON=/none\nexec {sys.executable} "$@"\n'
+    )
+    python.chmod(0o755)
+    package = replace(package, uv=False)
+    installed = ensure_installed(link, package, str(tmp_path / "w"), str(python))
+    assert subprocess.run([installed, "-I", "-c", "import digirl_dist"]).returncode == 0
+    assert what_is_missing(link, package, str(tmp_path / "w"), str(python)) == ""
+    assert not (tmp_path / "else").exists()
+
+
+@contextmanager
+def index(folder: Path, *versions: str) -> Iterator[str]:
+    """An index on loopback that has these versions of the package ``ours``."""
+    (folder / "simple" / "ours").mkdir(parents=True)
+    for version in versions:
+        info = f"ours-{version}.dist-info"
+        with zipfile.ZipFile(folder / "simple" / "ours" / f"ours-{version}-py3-none-any.whl", "w") as wheel:
+            wheel.writestr("ours.py", "")
+            wheel.writestr(f"{info}/METADATA", f"Metadata-Version: 2.1\nName: ours\nVersion: {version}\n")
+            wheel.writestr(f"{info}/WHEEL", "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n")
+            wheel.writestr(f"{info}/RECORD", "")
+    server = ThreadingHTTPServer(("127.0.0.1", 0), partial(SimpleHTTPRequestHandler, directory=folder))
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    yield f"http://127.0.0.1:{server.server_address[1]}/simple"
+    server.shutdown()
+    server.server_close()
+
+
+@pytest.mark.parametrize("wanted", ["ours", "ours>=3"])
+def test_the_first_index_that_has_a_fitting_version_counts_for_uv(
+    wanted: str, link: Connection, package: Package, tmp_path: Path
+) -> None:
+    """A public package of a higher version must not win over that of a private index."""
+    uv = shutil.which("uv", path=f"{Path(sys.executable).parent}:{os.environ['PATH']}")
+    if uv is None:
+        (pytest.fail if os.environ.get("CI") == "true" else pytest.skip)("uv is missing: pip install uv")
+    python = tmp_path / "python"
+    python.write_text(f'#!/bin/sh\nPATH={Path(uv).parent}:$PATH exec {sys.executable} "$@"\n')
+    python.chmod(0o755)
+    with index(tmp_path / "private", "1.0") as private, index(tmp_path / "public", "9.0") as public:
+        words = (f"--index-url={private}", "--extra-index-url", public)
+        package = replace(package, requirements=(wanted,), pip_args=PipArgs(words), cpu_index="")
+        installed = ensure_installed(link, package, str(tmp_path / "w"), str(python))
+    found = [path.name for path in Path(installed).parents[1].glob("lib/python*/site-packages/ours-*.dist-info")]
+    assert found == ["ours-1.0.dist-info" if wanted == "ours" else "ours-9.0.dist-info"]
 
 
 @pytest.fixture

@@ -8,18 +8,24 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 from process_watch import eventually
 
 from digirl_dist.collect.leases import Leases
 from digirl_dist.collect.worker_table import WorkerTable
-from digirl_dist.errors import ClusterError, CollectionError, LinkLostError, SettingsError
+from digirl_dist.errors import ClusterError, CollectionError, LinkLostError, SettingsError, UnreachableError
 from digirl_dist.fleet.fleet import Fleet
 from digirl_dist.fleet.roster import worker_configs
+from digirl_dist.fleet.spec import Job, WorkerSpec
+from digirl_dist.fleet.ssh_connection import SshConnector
 from digirl_dist.fleet.worker_events import Added, Connecting
+from digirl_dist.protocol.messages import SlotLimits
 from digirl_dist.settings import LimitSettings, Settings, SlurmSettings, SshSettings
+from digirl_dist.slurm import commands
 from digirl_dist.slurm.address import SlurmAddress
 from digirl_dist.slurm.jobs import Jobs, parse, why_ended
+from digirl_dist.slurm.nodes import Nodes
 from digirl_dist.slurm.session import SrunConnection
 from digirl_dist.storage.events import Events
 from digirl_dist.storage.status import Status
@@ -62,7 +68,7 @@ def test_an_entry_that_names_no_nodes_is_refused(entry: Any, remedy: str, monkey
         addresses(entry)
 
 
-@pytest.mark.parametrize("option", ["constraint=x", "--", "--nodes=2", "--output=x"])
+@pytest.mark.parametrize("option", ["constraint=x", "--", "--nodes=2", "--output=x", "--arr=0-3"])
 def test_an_option_that_is_none_or_is_the_hosts_own_is_refused(option: str) -> None:
     with pytest.raises(SettingsError, match="slurm.options"):
         SlurmSettings(options=[option])
@@ -137,3 +143,85 @@ def test_where_slurm_is_down_one_worker_waits_for_its_answer_and_none_once_the_r
         assert all("has ended" in str(why()) or "squeue" in str(why()) for why in failed)
     with pytest.raises(ClusterError, match="the run has ended"):
         jobs.submit(SlurmAddress("w1", "slurm"))
+
+
+@pytest.fixture
+def slurm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder with Slurm's commands: ``squeue`` prints the file ``listing``; what is asked for goes to ``asked``."""
+    asked = f"echo $(basename $0) $(echo $* | grep -o '[0-9]*$') >>{tmp_path}/asked"
+    commands = {
+        "squeue": f"cat {tmp_path}/listing",
+        "sbatch": f"{asked}; wc -l <{tmp_path}/asked",
+        "scancel": f"{asked}; test ! -e {tmp_path}/down || {{ echo 'scancel: error: {tmp_path.name}' >&2; exit 1; }}",
+    }
+    for name, line in commands.items():
+        (tmp_path / name).write_text(f"#!/bin/sh\n{line}\n")
+        (tmp_path / name).chmod(0o755)
+    (tmp_path / "listing").write_text("")
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    return tmp_path
+
+
+def submitted(slurm: Path) -> list[str]:
+    """What was asked of Slurm since the first call, which cancels what a killed host has left."""
+    return (slurm / "asked").read_text().splitlines()[1:]
+
+
+@pytest.mark.component
+def test_one_empty_answer_of_squeue_ends_no_job_and_two_cancel_it_before_the_next(slurm: Path) -> None:
+    now = [0.0]
+    nodes = Nodes(Jobs(SlurmSettings(), "mine", slurm, 60.0, lambda: now[0]), SshSettings(), None)
+    said: list[str] = []
+
+    def progress(doing: str, limit_s: float | None) -> None:
+        said.append(doing)
+        now[0] += 10.0  # so that each look is one at Slurm
+        if len(said) == 5:
+            (slurm / "listing").write_text("2|PENDING|Priority|\n")
+        if len(said) == 7:
+            (slurm / "listing").write_text("")
+
+    with pytest.raises(UnreachableError, match="Slurm job 2 is gone"):
+        nodes.connect(SlurmAddress("w1", "slurm"), progress)
+    assert said[1:] and all("pending" in each for each in said[1:]), said
+    assert submitted(slurm) == ["sbatch", "scancel 2"]
+
+
+@pytest.mark.component
+def test_a_job_that_cannot_be_cancelled_gets_no_successor(slurm: Path) -> None:
+    now = [0.0]
+    nodes = Nodes(Jobs(SlurmSettings(), "mine", slurm, 60.0, lambda: now[0]), SshSettings(), None)
+    for _ in range(2):
+        with pytest.raises(UnreachableError, match=slurm.name):
+
+            def progress(doing: str, limit_s: float | None) -> None:
+                now[0] += 10.0
+                (slurm / "down").touch()
+
+            nodes.connect(SlurmAddress("w1", "slurm"), progress)
+    assert "sbatch" not in submitted(slurm)[1:]
+
+
+@pytest.mark.component
+def test_the_job_of_a_worker_that_leaves_is_cancelled_while_it_waits(slurm: Path) -> None:
+    (slurm / "listing").write_text("2|PENDING|Priority|\n")
+    nodes = Nodes(Jobs(SlurmSettings(), "mine", slurm, 60.0), SshSettings(), None)
+    fleet: Fleet[Any] = Fleet([], SshConnector(SshSettings(), LimitSettings(), nodes), LimitSettings(stop_s=1.0))
+    spec = WorkerSpec(SlurmAddress("w1", "slurm"), 1, "jobs", lambda _: ["python3"])
+    fleet.add(spec, Job("r1", b"agent", b"e", 10, SlotLimits(), 1, 60.0))
+    eventually(lambda: (slurm / "asked").exists() and "sbatch" in submitted(slurm))
+    fleet.remove("w1")
+    eventually(lambda: "scancel 2" in submitted(slurm), what="the end of the job")
+    fleet.close()
+
+
+@pytest.mark.component
+def test_a_command_of_slurm_that_hangs_ends_with_all_that_it_started(
+    slurm: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (slurm / "squeue").write_text(f"#!/bin/sh\nsleep 600 & echo $! >{slurm}/child; wait\n")
+    monkeypatch.setattr(commands, "_LIMIT_S", 1.0)
+    with pytest.raises(ClusterError, match=r"`squeue` did not answer within 1 s.*scontrol ping"):
+        Jobs(SlurmSettings(), "mine", slurm, 60.0).look("7")
+    child = int((slurm / "child").read_text())
+    eventually(lambda: not psutil.pid_exists(child) or psutil.Process(child).status() == "zombie")

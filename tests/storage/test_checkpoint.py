@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+import subprocess
 import zipfile
 from dataclasses import replace
 from pathlib import Path
@@ -86,6 +87,24 @@ def test_superseded_checkpoints_are_removed_unless_they_are_to_be_kept(tmp_path:
     for iteration in range(4):
         checkpoints.save(iteration, state(), {}, {})
     assert sorted(path.name for path in tmp_path.glob("0*")) == ["000000", "000002", "000003"]
+
+
+@pytest.mark.component
+def test_a_checkpoint_whose_files_stay_while_they_are_open_ends_no_run_and_goes_later(tmp_path: Path) -> None:
+    """As on NFS; here another file is mounted over one of its own, which cannot be deleted then either."""
+    checkpoints, other = Checkpoints(tmp_path / "run", keep_every=5), tmp_path / "other"
+    checkpoints.save(1, state(), {}, {})
+    other.write_text("")
+    held = tmp_path / "run" / "000001" / "policy.safetensors"
+    if subprocess.run(["mount", "--bind", other, held], capture_output=True).returncode != 0:
+        pytest.skip("this user may not mount")
+    try:
+        checkpoints.save(2, state(), {}, {})
+        assert checkpoints.iterations() == [2]
+    finally:
+        subprocess.run(["umount", "--lazy", *(tmp_path / "run").glob("*/policy.safetensors")], capture_output=True)
+    checkpoints.save(3, state(), {}, {})
+    assert sorted(path.name for path in (tmp_path / "run").iterdir()) == ["000003", "latest"]
 
 
 def test_no_more_than_so_many_are_kept_and_the_best_beside_them(tmp_path: Path) -> None:

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from digirl_dist.storage import file_system
 from digirl_dist.worker_program import attach, bootstrap
 
 ANOTHER = 4242
@@ -30,22 +31,22 @@ def theirs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def test_a_folder_of_another_user_is_refused_and_one_below_it_if_all_may_write_there(theirs: Path) -> None:
     theirs.chmod(0o755)
-    bootstrap.refuse_squatted(theirs / "run")
+    file_system.refuse_squatted(theirs / "run")
     with pytest.raises(PermissionError, match="belongs to another user"):
-        bootstrap.refuse_squatted(theirs)
+        file_system.refuse_squatted(theirs)
     for mode in (0o777, 0o1777):
         theirs.chmod(mode)
         with pytest.raises(PermissionError, match=f"belongs to another user.*{theirs}"):
-            bootstrap.refuse_squatted(theirs / "run" / "w1")
+            file_system.refuse_squatted(theirs / "run" / "w1")
 
 
 def test_a_link_of_another_user_is_refused(theirs: Path, tmp_path: Path) -> None:
     link = tmp_path / "link"
     link.symlink_to(tmp_path)
-    bootstrap.refuse_squatted(link / "run") if os.geteuid() == 0 else None
+    file_system.refuse_squatted(link / "run") if os.geteuid() == 0 else None
     os.chown(link, ANOTHER, ANOTHER, follow_symlinks=False) if os.geteuid() == 0 else None
     with pytest.raises(PermissionError, match="belongs to another user"):
-        bootstrap.refuse_squatted(link / "run")
+        file_system.refuse_squatted(link / "run")
 
 
 def test_neither_a_program_starts_nor_is_anything_installed_there(

@@ -43,6 +43,10 @@ class Locks:
         except BlockingIOError:
             os.close(handle)
             return False
+        except OSError as error:
+            os.close(handle)
+            reason = f"emulator.lock_path={self.folder} cannot be used: {error.strerror}"
+            raise SettingsError(f"{reason}; set it to a folder on a local disk") from error
         self._held[name] = handle
         return True
 

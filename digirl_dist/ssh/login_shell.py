@@ -1,0 +1,65 @@
+"""Asks the login shell of a worker, before anything else is sent to it, whether it runs commands as they are.
+
+Start-up files run for commands, too. One that starts another shell has that shell read, and run, what is meant for the
+command; one that prints or reads mixes with what the command says and hears.
+"""
+
+from __future__ import annotations
+
+import secrets
+from contextlib import suppress
+
+from digirl_dist.errors import ShellError, SlowShellError, WorkerError
+from digirl_dist.ssh.channel import Channel, Deadline
+from digirl_dist.ssh.connection import Connection
+from digirl_dist.ssh.login import expired
+
+_SENT = b"# digirl-dist asks whether this shell runs commands"
+"""A comment, for any shell that reads it in place of the command."""
+_MOST_BYTES = 1 << 16
+_SHOWN = 300
+_FILES = "in the start-up files of its login shell (~/.bashrc, ~/.zshenv, ~/.cshrc)"
+_QUIET = (
+    f"let nothing be started (`exec`), printed or read {_FILES} where the shell is not interactive: "
+    "`case $- in *i*) ;; *) return ;; esac` at the top; an account without a shell needs one (`chsh`), and a "
+    "ForceCommand in sshd_config or a `command=` in authorized_keys must go"
+)
+
+
+def check_login_shell(connection: Connection, limit_s: float) -> None:
+    """Raises ShellError, SlowShellError after ``limit_s``, LoginError if the account has expired, or LinkLostError."""
+    word = secrets.token_hex(8)
+    channel = connection.open(f'IFS= read -r line; printf "%s %s\\n" {word} "$line"')
+    try:
+        with suppress(WorkerError):  # it has ended: its output says more
+            channel.write(_SENT + b"\n")
+            channel.close_input()
+        said = _output(channel, limit_s)
+        if said != b"%s %s\n" % (word.encode(), _SENT):
+            raise _refusal(connection, word.encode(), said, channel.stderr_tail())
+    finally:
+        channel.close()
+
+
+def _output(channel: Channel, limit_s: float) -> bytes:
+    deadline, said = Deadline(limit_s), b""
+    while len(said) < _MOST_BYTES and (more := channel.receive_until(deadline)):
+        said += more
+    if len(said) < _MOST_BYTES and more is None:
+        reason = f"its login shell did not run a command within {limit_s:g} s (ssh.login_s)"
+        raise SlowShellError(channel.worker, reason, _QUIET)
+    return said
+
+
+def _refusal(connection: Connection, word: bytes, output: bytes, stderr: str) -> WorkerError:
+    noise, ran, line = output.partition(word)
+    shown = "\n".join(filter(None, [noise.decode(errors="replace").strip(), stderr.strip()]))[-_SHOWN:]
+    worker = connection.worker
+    if not ran and (error := expired(worker, connection.user, connection.host, shown)):
+        return error
+    if ran and _SENT not in line:
+        return ShellError(worker, "its start-up files read what is sent to commands", _QUIET)
+    if ran:
+        return ShellError(worker, f"its start-up files print {shown!r} to the output of commands", _QUIET)
+    said = f"; it says {shown!r}" if shown else ""
+    return ShellError(worker, f"start-up files, or its login shell, run something else than a command{said}", _QUIET)

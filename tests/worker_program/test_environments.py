@@ -1,0 +1,30 @@
+"""Environments on a worker for a host that vanishes: they end by themselves, and stay while it pings."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import time
+
+import pytest
+
+from digirl_dist.child_process import environment
+from digirl_dist.worker_program.environments import PING, PING_S
+
+_PROGRAM = "import sys; from digirl_dist.worker_program import environments as e; e._ORPHAN_S = 4.0; sys.exit(e.main())"
+
+
+@pytest.mark.component
+def test_environments_of_a_host_that_fell_silent_end_and_stay_while_it_pings() -> None:
+    """Its stdin stays open, as that of a server that has not yet noticed the loss of its client."""
+    pipe = subprocess.PIPE
+    with subprocess.Popen([sys.executable, "-c", _PROGRAM], env=environment(), stdin=pipe, stdout=pipe) as program:
+        assert program.stdin is not None
+        pinged_until = time.monotonic() + 12.0
+        while time.monotonic() < pinged_until:
+            program.stdin.write(PING)
+            program.stdin.flush()
+            time.sleep(0.5)
+        assert program.poll() is None
+        program.wait(120.0)
+    assert PING_S < 120.0 / 2
