@@ -17,6 +17,7 @@ import numpy as np
 from digirl_dist.agent import Actor, contract
 from digirl_dist.emulator import Emulator
 from digirl_dist.emulator.episode_guard import MOST_STEPS
+from digirl_dist.emulator.starts import REMEDY, start_alike
 from digirl_dist.errors import AgentError, EmulatorError
 from digirl_dist.tasks import Share, Task, Ticket, emulator_seeds
 from digirl_dist.trajectory import Decision, NoDecision, Observation, Step, Trajectory, recorded
@@ -37,7 +38,8 @@ class Stream:
     """One emulator and its episodes. The task, seed and randomness of episode n follow from ``seed``, ``slot`` and n.
 
     ``group_size`` episodes in a row share task and seed, and so start alike. An episode that nothing else ends is
-    truncated after ``MOST_STEPS`` steps; ``say`` reports the first such episode.
+    truncated after ``MOST_STEPS`` steps. ``say`` reports the first such episode, and the first that started unlike its
+    group.
     """
 
     def __init__(
@@ -62,6 +64,9 @@ class Stream:
         self.has_endless = False
         """Whether an episode was truncated because nothing else ended it."""
         self._fragment_start = 0
+        self._group_start: tuple[int, Observation] | None = None
+        """The newest group that was begun, and how."""
+        self._has_unlike = False
         self.observation = self._begin(0)
 
     def advance(self, decision: Decision | NoDecision, max_steps: int | None) -> bool:
@@ -84,7 +89,18 @@ class Stream:
         self._steps.append(step)
         self.observation = transition.observation
         self._success = transition.success
+        if len(self._steps) == 1:
+            self._compare_start(step)
         return step.ended
+
+    def _compare_start(self, step: Step) -> None:
+        group = self._episode // self._group_size
+        if self._group_start is None or self._group_start[0] != group:
+            self._group_start = (group, step.observation)
+        elif not (self._has_unlike or start_alike(self._group_start[1], step.observation, step.action)):
+            self._has_unlike = True
+            seed = f"two episodes of seed {self._episode_seed} started differently"
+            self._say(f"task {self._task.id}: {seed}; {REMEDY}\n")
 
     def _note_endless(self) -> None:
         if not self.has_endless:

@@ -168,3 +168,20 @@ def test_a_long_episode_of_a_bounded_run_is_resumed_beyond_the_usual_limit(monke
     monkeypatch.setattr("digirl_dist.train.streams.MOST_STEPS", 4)
     resumed.load_state(json.loads(json.dumps(left.state())))
     assert resumed.state() == left.state()
+
+
+class Seedless(Counter):
+    """Starts anywhere."""
+
+    def _see(self) -> Observation:
+        return Observation(vector=np.random.default_rng().normal(size=2).astype(np.float32))
+
+
+@pytest.mark.parametrize(("emulator", "size", "count"), [(Seedless, 3, 1), (Seedless, 1, 0), (Counter, 3, 0)])
+def test_seeds_that_an_emulator_ignores_are_named_once(emulator: type[Counter], size: int, count: int) -> None:
+    told: list[str] = []
+    stream = Stream(
+        emulator(2), Counter.tasks("default", "train"), "rank0", 0, seed=3, group_size=size, say=told.append
+    )
+    Streams([stream], None).collect(Dice(), 0, steps=30)
+    assert len(told) == count and all("task count: two episodes of seed" in each for each in told)
