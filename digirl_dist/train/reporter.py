@@ -115,4 +115,4 @@ class RankZeroReporter:
         """Saves the policy, and beside it everything that every rank needs to resume."""
         ranks = {"global_step": self.global_step, "states": [*report.states, *self.absent]}
         trainer = {"algorithm": saved_state(self.learner.algorithm), "replayed": 0, "ranks": ranks}
-        self.checkpoints.save(report.iteration + 1, saved_state(self.learner.agent), trainer, report.figures)
+        self.checkpoints.save(report.iteration + 1, contract.state_of(self.learner.agent), trainer, report.figures)
