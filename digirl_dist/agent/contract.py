@@ -68,14 +68,14 @@ def state_of(agent: Agent) -> dict[str, torch.Tensor]:
 def _unlike_weights(value: Any) -> str:
     """Returns why a part of a policy's state cannot be sent to workers, and what to do; empty if it can."""
     import torch
-    from torch.nn.parameter import UninitializedTensorMixin
+    from torch.nn.parameter import is_lazy
 
     if not isinstance(value, torch.Tensor):
         return (
             f"is {_described(value)}, and a policy's state must be tensors, which alone go to workers; return a tensor "
             "of get_extra_state, or keep it out of state_dict"
         )
-    if isinstance(value, UninitializedTensorMixin):
+    if is_lazy(value):
         return "has no size yet; give the sizes of Lazy modules, or call the module once in __init__"
     if value.layout != torch.strided or value.is_meta or value.is_quantized:
         return "is a tensor that is sparse, quantized or of no device; return it as x.to_dense() or x.dequantize()"

@@ -23,9 +23,6 @@ from digirl_dist.plain_text import in_short
 from digirl_dist.user_code.blame import is_users
 from digirl_dist.user_code.neighbours import Source, make_importable, neighbours_of
 
-_OF_A_LIBRARY = (ctypes.CDLL, ctypes._SimpleCData, ctypes._Pointer, ctypes._CFuncPtr, ctypes.Structure, ctypes.Array)
-"""What ctypes makes is of this process, and some of it would only fail on the worker."""
-
 
 def pack(thing: Any) -> bytes:
     """Packs ``thing`` with all code that is not installed on workers.
@@ -46,7 +43,7 @@ def pack(thing: Any) -> bytes:
             self.latest[0] = obj
             if isinstance(obj, type | FunctionType):
                 self.used.add(str(obj.__module__))
-            if isinstance(obj, _OF_A_LIBRARY):
+            if isinstance(obj, ctypes.CDLL):  # it would fail on the worker alone
                 raise TypeError(f"cannot pickle {type(obj).__name__!r} object")
             return super().reducer_override(obj)
 
