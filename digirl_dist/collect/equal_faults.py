@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import builtins
+import pickle
 import re
 from collections.abc import Collection
 from dataclasses import dataclass, field
@@ -13,7 +14,7 @@ _RAISED = re.compile(r"\b(\w+Error): .*\((at .+:\d+ in \w+)\)", re.DOTALL)
 """An error as ``user_code.blame.described`` writes it: its class, and the line that raised it."""
 _KINDS = (
     *(ArithmeticError, AssertionError, AttributeError, ImportError, LookupError, NameError, NotImplementedError),
-    *(TypeError, ValueError),
+    *(TypeError, ValueError, pickle.PicklingError),
 )
 """Errors of programs, which repeating does not repair; others may come from a machine, a server or a network."""
 _ENOUGH = 4
@@ -46,7 +47,7 @@ class EqualFaults:
     def failed(self, worker: str, key: Key, reason: str, able: Collection[str]) -> None:
         """Notes why a ticket failed on a worker; ``able`` are the workers that may be given tickets."""
         raised = _RAISED.search(reason)
-        kind = getattr(builtins, raised[1], None) if raised else None
+        kind = getattr(builtins, raised[1], getattr(pickle, raised[1], None)) if raised else None
         if raised is None or not (isinstance(kind, type) and issubclass(kind, _KINDS)):
             return
         if len(self._places) >= _MOST and (raised[1], raised[2]) not in self._places:

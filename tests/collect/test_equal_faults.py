@@ -68,6 +68,13 @@ def test_what_may_pass_is_tried_as_often_as_before(reason: str) -> None:
     assert failing(leases, ["w1"], reason) == 20 and leases.faults.news() == ""
 
 
+def test_what_cannot_be_pickled_is_deterministic_too() -> None:
+    leases = Leases(5, lambda: 0.0)
+    leases.add(tickets(4))
+    reason = "emulator 0 failed in its step: PicklingError: Can't pickle f (at /a/env.py:10 in more); on a worker (x)"
+    assert failing(leases, ["w1"], reason) == 4
+
+
 def test_one_of_two_workers_cannot_end_a_run() -> None:
     faults = EqualFaults()
     for number in range(50):
