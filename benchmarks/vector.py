@@ -68,7 +68,7 @@ def _ours(game: Game) -> Iterator[Step]:
     told = [f"emulator.id={game.name}", f"bsize={ENVS}"]
     settings = configuration.load("config/multimachine", "ranks", told)
     with ExitStack() as stack:
-        watch = stack.enter_context(Watch(sys.stderr.write).kept())
+        watch = stack.enter_context(Watch(sys.stderr.write, 3600.0).kept())
         context = RankContext(settings, build_device(settings, settings.emulator), Rank(), watch)
         assert context.emulator.spec.actions == DiscreteActions(game.actions)
         streams = [stack.enter_context(closing(stream_of(context, slot))) for slot in range(ENVS)]

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from digirl_dist.agent import critic
-from digirl_dist.errors import AgentError, TrainingError
+from digirl_dist.errors import AgentError, StateError, TrainingError
 from digirl_dist.trajectory import Decision, NoDecision
 from digirl_dist.types import Json
 from digirl_dist.user_code.blame import blaming
+from digirl_dist.user_code.state import saved_state
 
 if TYPE_CHECKING:
     import numpy as np
@@ -49,6 +50,36 @@ def inputs(agent: Agent, observations: Sequence[Observation]) -> torch.Tensor:
     """Returns what value functions read, as wide as ``critic`` tells: [B, V], float32. Raises TrainingError."""
     method, size = critic(agent)
     return _shaped(agent, method, getattr(agent, method)(observations), (len(observations), size)).float()
+
+
+def state_of(agent: Agent) -> dict[str, torch.Tensor]:
+    """Returns the agent's weights. Raises StateError, naming its class and the key, for anything but plain tensors."""
+    state: Any = saved_state(agent)
+    name = f"{type(agent).__name__}.state_dict"
+    if not isinstance(state, Mapping):
+        raise StateError(f"{name} returned {_described(state)}, not a dict of tensors by name")
+    for key, value in state.items():
+        wrong = _unlike_weights(value) if isinstance(key, str) else "is a key and not a string"
+        if wrong:
+            raise StateError(f"{name}: {key!r:.100} {wrong}")
+    return dict(state)
+
+
+def _unlike_weights(value: Any) -> str:
+    """Returns why a part of a policy's state cannot be sent to workers, and what to do; empty if it can."""
+    import torch
+    from torch.nn.parameter import is_lazy
+
+    if not isinstance(value, torch.Tensor):
+        return (
+            f"is {_described(value)}, and a policy's state must be tensors, which alone go to workers; return a tensor "
+            "of get_extra_state, or keep it out of state_dict"
+        )
+    if is_lazy(value):
+        return "has no size yet; give the sizes of Lazy modules, or call the module once in __init__"
+    if value.layout != torch.strided or value.is_meta or value.is_quantized:
+        return "is a tensor that is sparse, quantized or of no device; return it as x.to_dense() or x.dequantize()"
+    return ""
 
 
 def _plain(decision: Any, name: str) -> Decision | NoDecision:

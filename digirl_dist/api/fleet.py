@@ -15,6 +15,7 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from digirl_dist.agent import contract
 from digirl_dist.api import arguments
 from digirl_dist.api.episodes import Episodes
 from digirl_dist.api.training import compose
@@ -24,7 +25,6 @@ from digirl_dist.settings.safe_yaml import read_mapping
 from digirl_dist.storage.episode_index import summarise
 from digirl_dist.tasks import Plan, Task
 from digirl_dist.types import Closeable, Json
-from digirl_dist.user_code.state import saved_state
 
 if TYPE_CHECKING:
     from digirl_dist.api.policy import Policy
@@ -199,7 +199,7 @@ class Fleet(Closeable):
         """The policy as it is now, under a version of the fleet's own: the number of policies before it."""
         from digirl_dist.storage.checkpoint import Checkpoints, describe
 
-        state = {name: tensor.detach().cpu() for name, tensor in saved_state(policy.agent).items()}
+        state = {name: tensor.detach().cpu() for name, tensor in contract.state_of(policy.agent).items()}
         weights = describe(state)
         if self._sent is None or self._sent[0] is not policy or self._sent[1].tensors != weights:
             checkpoints = Checkpoints(self._folder / "checkpoints", keep=3, policy=policy.described)

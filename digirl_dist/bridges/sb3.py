@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import gymnasium
 import numpy as np
 from gymnasium.vector import AutoresetMode, VectorEnv
 
@@ -12,7 +13,15 @@ from digirl_dist.errors import SettingsError
 from digirl_dist.settings.extras import extra_needed
 
 with extra_needed("a runner of Stable-Baselines3", "stable-baselines3", "bridges"):
+    from stable_baselines3.common.env_util import is_wrapped
     from stable_baselines3.common.vec_env import VecEnv
+
+_COMMON = {
+    "observation_space": "single_observation_space",
+    "action_space": "single_action_space",
+    **{name: name for name in ("spec", "metadata", "render_mode")},
+}
+"""What all environments have alike, by its name in the vector environment."""
 
 
 class LostInfo(dict[str, Any]):
@@ -35,8 +44,8 @@ class Sb3VecEnv(VecEnv):  # type: ignore[misc]
         """Raises SettingsError for a vector environment whose next episodes begin a step later."""
         if envs.metadata.get("autoreset_mode") is not AutoresetMode.SAME_STEP:
             raise SettingsError("Stable-Baselines3 needs a vector environment with AutoresetMode.SAME_STEP")
+        self._envs: Any = envs  # which the next call asks for its render_mode
         super().__init__(envs.num_envs, envs.single_observation_space, envs.single_action_space)
-        self._envs: Any = envs
         self._actions: Any = None
 
     def reset(self) -> Any:
@@ -69,17 +78,31 @@ class Sb3VecEnv(VecEnv):  # type: ignore[misc]
         self._envs.close()
 
     def get_attr(self, attr_name: str, indices: Any = None) -> list[Any]:
-        found = None if attr_name == "render_mode" else getattr(self._envs, attr_name)
-        return [found for _ in self._get_indices(indices)]
+        """Returns an attribute of each environment; of those elsewhere, what they have in common."""
+        if attr_name in _COMMON:
+            return [getattr(self._envs, _COMMON[attr_name], None) for _ in self._get_indices(indices)]
+        return [env.get_wrapper_attr(attr_name) for env in self._here(f"{attr_name} cannot be read", indices)]
 
     def set_attr(self, attr_name: str, value: Any, indices: Any = None) -> None:
-        raise AttributeError(f"{attr_name} cannot be set in environments on other machines")
+        for env in self._here(f"{attr_name} cannot be set", indices):
+            env.set_wrapper_attr(attr_name, value)
 
     def env_method(self, method_name: str, *arguments: Any, indices: Any = None, **more: Any) -> list[Any]:
-        raise AttributeError(f"{method_name} cannot be called in environments on other machines")
+        called = self._here(f"{method_name} cannot be called", indices)
+        return [env.get_wrapper_attr(method_name)(*arguments, **more) for env in called]
 
     def env_is_wrapped(self, wrapper_class: Any, indices: Any = None) -> list[bool]:
-        return [False for _ in self._get_indices(indices)]
+        """Says False of environments elsewhere, whose wrappers are not known here."""
+        if not hasattr(self._envs, "envs"):
+            return [False for _ in self._get_indices(indices)]
+        return [is_wrapped(env, wrapper_class) for env in self._here("", indices)]
+
+    def _here(self, refusal: str, indices: Any) -> list[gymnasium.Env[Any, Any]]:
+        """Returns environments of this process. Raises AttributeError if they are elsewhere."""
+        envs = getattr(self._envs, "envs", None)
+        if envs is None:
+            raise AttributeError(f"{refusal} in environments of other processes and machines")
+        return [envs[index] for index in self._get_indices(indices)]
 
     def seed(self, seed: int | None = None) -> Sequence[int | None]:
         return list(super().seed(seed))

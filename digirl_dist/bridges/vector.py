@@ -113,7 +113,7 @@ def ranked_vector(
     with ExitStack() as stack:
         rendezvous = stack.enter_context(join_ranks(settings))
         rank = rendezvous.group.rank
-        watch = stack.enter_context(Watch(partial(say, rank)).kept())
+        watch = stack.enter_context(Watch(partial(say, rank), settings.distributed.gate_s).kept())
         envs = _vector(RankContext(settings, build_device(settings, settings.emulator), rank, watch))
         stack.callback(envs.close)
         folder = Path(settings.save_path).expanduser().resolve()

@@ -376,6 +376,8 @@ class _Collection:
         self._stats.worker_result(worker).retried += 1
         self._table.tell("episode_retried", worker, slot=slot, **key.place(), reason=reason)
         is_set_aside = self._leases.fail(worker, key, reason, self._table.able(), attempt)
+        if fault := self._leases.faults.news():
+            self._table.tell_all("equal_faults", reason=fault)
         if worker not in self._leases.holders(key):
             self._fleet.workers[worker].drop([key], "faults")  # it may run what it announced
         if is_set_aside:

@@ -170,6 +170,8 @@ class InlineCollector:
         self._events.emit("episode_retried", worker=NAME, slot=slot, **key.place(), reason=reason)
         if self._leases.fail(NAME, key, reason):
             self._events.emit("ticket_set_aside", **self._leases.why_set_aside(key))
+        if fault := self._leases.faults.news():
+            self._events.emit("equal_faults", reason=fault)
 
     def _land(self, trajectory: Trajectory, iteration: Iteration, seconds: float) -> None:
         ticket = trajectory.ticket

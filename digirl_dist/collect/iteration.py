@@ -106,9 +106,11 @@ class Iteration:
 
     @property
     def is_over(self) -> bool:
-        """Raises CollectionError when more tickets were set aside than may be."""
+        """Raises CollectionError when more tickets were set aside than may be, or all meet the same fault."""
         if self._was_closed:
             return True
+        if fault := self._leases.faults.everywhere:
+            raise CollectionError(f"iteration {self.number}: {fault}; repair it, and start the same command again")
         aside = self._aside()
         if len(aside) > self._terms.most_set_aside(len(self._wanted)):
             raise self._too_many(aside)

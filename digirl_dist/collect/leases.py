@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 from itertools import islice
 from typing import Any, NamedTuple, Protocol
 
+from digirl_dist.collect.equal_faults import EqualFaults
 from digirl_dist.emulator.episode_limits import MOST_STEPS
 from digirl_dist.protocol.messages import EpisodeManifest
 from digirl_dist.settings import LimitSettings
@@ -71,6 +72,7 @@ class Leases:
         """Tickets whose episode has not landed."""
         self.set_aside: dict[Key, Sequence[Failure]] = {}
         """Tickets that failed too often and are not asked again, with the failures of each."""
+        self.faults = EqualFaults()
         self._queue: OrderedDict[Key, None] = OrderedDict()
         self._tried: set[Key] = set()
         self._running: dict[str, dict[Key, _Running]] = {}
@@ -195,6 +197,7 @@ class Leases:
             self._let_go(worker, key)
         self._queue.pop(key, None)
         self._forget(key)
+        self.faults.landed()
         return self.tickets.pop(key, None) is not None
 
     def fail(
@@ -215,6 +218,7 @@ class Leases:
             return False
         failures = self._failures.setdefault(key, [])
         failures.append(Failure(worker, reason[-_REASON:]))
+        self.faults.failed(worker, key, reason, others)
         if not self._is_orphan(key):
             return False
         others_left = set(others) - {failure.worker for failure in failures}

@@ -10,6 +10,7 @@ from digirl_dist.doctor import judgement, link, probe
 from digirl_dist.doctor.check import Check
 from digirl_dist.doctor.requirements import MachineRequirements
 from digirl_dist.doctor.trial import Trial, try_there
+from digirl_dist.emulator.starts import REMEDY
 from digirl_dist.errors import InstallError, JobError, WorkerError
 from digirl_dist.fleet.install import Package, what_is_missing
 from digirl_dist.fleet.remote_python import RemotePython
@@ -63,7 +64,7 @@ def _look_inside(target: Target, connection: Connection, settings: Settings) -> 
     yield package
     yield from link.speed(connection)
     if target.trial is not None and (package.ok or target.trial.asked_for):
-        yield _tried(target, target.trial, connection, package.ok)
+        yield from _tried(target, target.trial, connection, package.ok)
 
 
 def _package(target: Target, connection: Connection) -> Check:
@@ -106,11 +107,17 @@ def _ahead_s(there: float, asked: float, answered: float) -> float:
     return min(0.0, there - asked) + max(0.0, there - answered)
 
 
-def _tried(target: Target, trial: Trial, connection: Connection, installed: bool) -> Check:
+def _tried(target: Target, trial: Trial, connection: Connection, installed: bool) -> Iterator[Check]:
     worker = target.worker_config.name
     if not installed:
-        return Check(worker, "try", False, "needs the package on the worker", "run `digirl-dist setup` first")
+        yield Check(worker, "try", False, "needs the package on the worker", "run `digirl-dist setup` first")
+        return
     try:
-        return Check(worker, "try", True, try_there(connection, target.python, trial))
+        told, follows_seed = try_there(connection, target.python, trial)
     except WorkerError as error:
-        return Check(worker, "try", False, error.reason, error.remedy)
+        yield Check(worker, "try", False, error.reason, error.remedy)
+        return
+    yield Check(worker, "try", True, told)
+    if not follows_seed:
+        reason = f"task {trial.task.id}: two resets with seed 0 gave different observations; train_algorithm=grpo"
+        yield Check(worker, "seed", False, f"{reason} compares episodes that start alike", REMEDY, blocks=False)

@@ -31,6 +31,8 @@ class _Phase(msgspec.Struct, frozen=True):
     seconds: float = 0.0
     seen: str = ""
     error: str | None = None
+    unlike: bool = False
+    """Whether the reset of the same task and seed gave another observation than the first."""
 
     def __str__(self) -> str:
         return f"{self.phase} {self.seconds:.2f} s" + (f" ({self.seen})" if self.seen else "")
@@ -72,8 +74,11 @@ def _some(actions: Actions) -> Json:
             return {"type": "tap", "x": 0.5, "y": 0.0}  # the upper edge, where nothing opens
 
 
-def try_there(connection: Connection, python: list[str], trial: Trial) -> str:
-    """Runs the trial on the worker; returns its timings as text. Raises JobError with the reason, or LinkLostError."""
+def try_there(connection: Connection, python: list[str], trial: Trial) -> tuple[str, bool]:
+    """Runs the trial on the worker; returns its timings as text, and whether equal seeds gave equal starts.
+
+    Raises JobError with the reason, or LinkLostError.
+    """
     channel = connection.open([*python, "-m", "digirl_dist.worker_program.trial"])
     request = {
         "size": len(trial.emulator),
@@ -84,15 +89,15 @@ def try_there(connection: Connection, python: list[str], trial: Trial) -> str:
     deadline = time.monotonic() + trial.limit_s
     try:
         channel.write(json.dumps(request).encode() + b"\n" + trial.emulator)
-        phases: list[str] = []
+        phases: list[_Phase] = []
         while len(phases) <= _MOST_PHASES and (phase := _next(channel, deadline)):
             if phase.error is not None:
                 remedy = _LACKS if "emulator.packages=[NAME]" in phase.error else _REMEDY
                 raise JobError(connection.worker, phase.error, remedy)
-            phases.append(str(phase))
+            phases.append(phase)
         if not phases or channel.wait(_START_S) != 0:
             raise channel.ended()
-        return ", ".join(phases)
+        return ", ".join(map(str, phases)), not any(phase.unlike for phase in phases)
     finally:
         channel.close()
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import difflib
 import math
-import re
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing, suppress
 from functools import partial
@@ -27,6 +27,25 @@ from digirl_dist.user_code.blame import RAISED
 from digirl_dist.user_code.entry_point import import_module, load_entry_point
 
 EnvMaker = Callable[[], gymnasium.Env[Any, Any]]
+_SUCCESS = ("success", "is_success")
+"""Keys of an info, in order of precedence."""
+_SHOWN = 5
+"""Environments that a message names."""
+_PROVIDERS: dict[str, tuple[str, tuple[str, ...]]] = {
+    "minigrid": ("minigrid", ("MiniGrid-", "BabyAI-")),
+    "highway_env": ("highway-env", ("highway-", "merge-", "roundabout-", "parking-", "intersection-", "racetrack-")),
+    "gym_pusht": ("gym-pusht", ("gym_pusht/",)),
+    "gym_aloha": ("gym-aloha", ("gym_aloha/",)),
+    "gymnasium_robotics": ("gymnasium-robotics", ("Fetch", "AdroitHand", "PointMaze_", "AntMaze_")),
+    "flappy_bird_gymnasium": ("flappy-bird-gymnasium", ("FlappyBird-",)),
+    "metaworld": ("metaworld", ("Meta-World/",)),
+    "mo_gymnasium": ("mo-gymnasium", ("mo-",)),
+    "browsergym": ("browsergym", ("browsergym/",)),
+    "ale_py": ("ale-py", ()),
+    "mujoco": ("mujoco", ()),
+    "pygame": ("pygame", ()),
+}
+"""Modules that register environments or that these need: the package that provides each, and how its ids begin."""
 TouchTranslator = Callable[[DeviceAction, tuple[int, int]], Any]
 """A touch-screen action, and height and width of the screen in pixels, to the environment's own action."""
 
@@ -36,8 +55,8 @@ class GymnasiumEmulator:
 
     Images become PNG, strings ``text``, everything else one flat float32 vector (see ``Senses``). Continuous actions
     beyond the bounds are clipped to them. A task's params are the options of the environment's ``reset``.
-    The episode is a success when ``info["success"]`` or ``info["is_success"]`` says so; where there is neither, when
-    its return so far is above ``success_reward``.
+    The episode is a success when ``info["success"]`` or ``info["is_success"]`` says so. Of an environment that never
+    says either, it is one when its return so far is above ``success_reward``.
     """
 
     def __init__(
@@ -61,6 +80,7 @@ class GymnasiumEmulator:
         self._screen = (0, 0)
         self._instruction = ""
         self._return = 0.0
+        self._says_success = False
 
     @property
     def spec(self) -> EmulatorSpec:
@@ -69,7 +89,8 @@ class GymnasiumEmulator:
 
     def reset(self, task: Task, seed: int) -> Observation:
         self._instruction, self._return = task.instruction, 0.0
-        raw, _ = self._answered("reset", self._env.reset(seed=seed, options=task.params or None), 2)
+        raw, info = self._answered("reset", self._env.reset(seed=seed, options=task.params or None), 2)
+        self._says_success |= any(name in info for name in _SUCCESS)
         return self._see(raw)
 
     def step(self, action: Json) -> Transition:
@@ -84,9 +105,8 @@ class GymnasiumEmulator:
         raw, reward, terminated, truncated, info = self._answered("step", self._env.step(native), 5)
         reward = self._number(reward)
         self._return += reward
-        success = info.get("success", info.get("is_success", self._return > self._success_reward))
         ends, achieved = (bool(terminated), bool(truncated)), info.get("achieved", ())
-        return Transition(self._see(raw), reward, *ends, bool(success), achieved)
+        return Transition(self._see(raw), reward, *ends, self._is_success(info), achieved)
 
     def close(self) -> None:
         self._env.close()
@@ -98,6 +118,12 @@ class GymnasiumEmulator:
             return spec
         self.reset(Task(""), seed=0)
         return dataclasses.replace(spec, image_size=self._screen)
+
+    def _is_success(self, info: Mapping[str, Any]) -> bool:
+        """An environment that says it of some episodes means that the others, such as truncated ones, are none."""
+        said = [info[name] for name in _SUCCESS if name in info]
+        self._says_success |= bool(said)
+        return bool(said[0]) if said else not self._says_success and self._return > self._success_reward
 
     def _answered(self, method: str, answer: Any, length: int) -> Any:
         """Returns the answer of an environment's method. Raises EmulatorError for one of another form, as old Gym's."""
@@ -133,8 +159,8 @@ def environment_maker(settings: GymnasiumSettings) -> EnvMaker:
     return partial(gymnasium.make, _env_spec(settings), disable_env_checker=True)
 
 
-def gymnasium_spec(factory: EmulatorFactory) -> EmulatorSpec:
-    """Shapes of the environment that ``factory`` builds; opens and closes one.
+def gymnasium_spec(factory: EmulatorFactory, kwargs: Mapping[str, Any] | None = None) -> EmulatorSpec:
+    """Shapes of the environment that ``factory`` builds, of settings with these ``kwargs``; opens and closes one.
 
     Raises SettingsError when the environment cannot be built or its spaces are not supported.
     """
@@ -145,7 +171,9 @@ def gymnasium_spec(factory: EmulatorFactory) -> EmulatorSpec:
     except SettingsError:
         raise
     except RAISED as exc:
-        raise SettingsError(f"the Gymnasium environment cannot be built: {_in_one_line(exc)}") from exc
+        raise SettingsError(
+            f"the Gymnasium environment cannot be built: {_in_one_line(exc)}{_of_lists(kwargs)}"
+        ) from exc
 
 
 def gymnasium_tasks(settings: GymnasiumSettings) -> list[Task]:
@@ -191,12 +219,36 @@ def _registered(env_id: str) -> EnvSpec:
     except gymnasium.error.Error as exc:
         near = difflib.get_close_matches(name, list(gymnasium.registry), n=3, cutoff=0.5)
         hint = f"; near it are {', '.join(near)}" if near else ""
-        package = re.split(r"[-/_]", name)[0].lower()
-        raise SettingsError(
-            f"no Gymnasium environment is registered as {name!r}{hint}; one of a package's own is written "
-            f"MODULE:NAME, such as {package}:{name}, after `pip install {package}` here, and "
-            f"emulator.packages=[{package}] installs it on the workers"
-        ) from exc
+        remedy = _registered_by(module) if module else _where_it_may_be(name)
+        raise SettingsError(f"no Gymnasium environment is registered as {name!r}{hint}; {remedy}") from exc
+
+
+def _registered_by(module: str) -> str:
+    """Returns what importing a module registered, and what to do where it registers by a function."""
+    root = module.split(".")[0]
+    own = [name for name, spec in gymnasium.registry.items() if _provider(spec) == root]
+    shown = ", ".join(sorted(own)[:_SHOWN]) + (f" and {len(own) - _SHOWN} others" if len(own) > _SHOWN else "")
+    functions = [each for each in dir(sys.modules[module]) if each.startswith("register")]
+    call = (
+        f"; it has {functions[0]}(): call that at the top of a file of yours, and name that file as MODULE"
+        if functions
+        else ""
+    )
+    return f"importing {module} registered {shown or 'no environment'}{call}"
+
+
+def _provider(spec: EnvSpec) -> str:
+    """Returns the top-level module in which an environment's class is; empty if it has none."""
+    creator = spec.entry_point
+    named = creator.partition(":")[0] if isinstance(creator, str) else getattr(creator, "__module__", "") or ""
+    return named.split(".")[0]
+
+
+def _where_it_may_be(name: str) -> str:
+    found = [module for module, (_, prefixes) in _PROVIDERS.items() if name.startswith(prefixes)]
+    if not found:
+        return "an environment of another package is written MODULE:NAME, with the module whose import registers it"
+    return f"write {found[0]}:{name}{_installed_by(found[0])}"
 
 
 def _import(module: str) -> None:
@@ -218,12 +270,36 @@ def _in_one_line(error: BaseException) -> str:
     return f"{type(error).__name__}: {' '.join(str(error).split())[:500]}{_how_to_get(error)}"
 
 
+def _of_lists(kwargs: object) -> str:
+    """Returns what to do about an environment that may want tuples, which YAML does not have; empty without lists."""
+    if not _has_list(kwargs):
+        return ""
+    return (
+        "; lists in emulator.kwargs stay lists: if the environment needs tuples, write a function that makes it, and "
+        "name that in emulator.entry_point"
+    )
+
+
+def _has_list(value: object) -> bool:
+    return isinstance(value, list) or (isinstance(value, Mapping) and any(map(_has_list, value.values())))
+
+
 def _how_to_get(error: BaseException | None) -> str:
     """Returns how a module that is missing gets here and onto the workers; empty for another error."""
     if not isinstance(error, ModuleNotFoundError) or not error.name:
         return ""
-    package = error.name.split(".")[0].replace("_", "-")
-    return f"; `pip install {package}` gets it here, and emulator.packages=[{package}] onto the workers"
+    return _installed_by(error.name.split(".")[0])
+
+
+def _installed_by(module: str) -> str:
+    """Returns how to install a module. A package is only named if it is known: others take names that nobody has."""
+    if module in _PROVIDERS:
+        package = _PROVIDERS[module][0]
+        return f"; `pip install {package}` installs it here, and emulator.packages=[{package}] on the workers"
+    return (
+        f"; install the package that provides the module {module} here, and name it in emulator.packages for the "
+        "workers (a package may have another name than its module)"
+    )
 
 
 def _register_atari(name: str) -> None:

@@ -20,6 +20,9 @@ _LONGEST = 1 << 22
 """Numbers of an observation's vector: a Discrete has one for each of its values."""
 _PICTURE = 16
 """Smallest side by which a stack of grey floats is told from numbers."""
+_SLACK = 0.1
+"""Share of the range by which an image of floats may exceed its bounds, as after interpolation."""
+_CORRECT = "correct the environment's observation_space, or the wrapper that changes its values"
 
 Key = tuple[str | int, ...]
 """The way to a part of an observation: keys of a Dict and numbers of a Tuple, one below the other."""
@@ -29,10 +32,11 @@ _WHOLE: Key = ("observation",)
 class Senses:
     """Of a Dict, only the entries that ``observe`` names are used (none named: all).
 
-    Images are arrays of uint8, or of floats within [0, 1], [-1, 1] or [0, 255], which are rounded to 256 levels:
-    [H, W], [H, W, C] or [C, H, W] with C of 1 or 3, and stacks of N of these, along a further axis or, for grey ones,
-    as [N, H, W] or [H, W, N]. Several images, also those of a stack, are shown side by side in one. (An array [H, W] of
-    floats is a matrix.) Texts are strings of any space. The rest is flattened as ``gymnasium.spaces.flatten`` does.
+    Images are arrays of uint8 with the bounds 0 and 255, or of floats within [0, 1], [-1, 1] or [0, 255], which are
+    rounded to 256 levels: [H, W], [H, W, C] or [C, H, W] with C of 1 or 3, and stacks of N of these, along a further
+    axis or, for grey ones, as [N, H, W] or [H, W, N]. Several images, also those of a stack, are shown side by side in
+    one. (An array [H, W] of floats is a matrix.) Texts are strings of any space. The rest is flattened as
+    ``gymnasium.spaces.flatten`` does.
     """
 
     def __init__(self, space: spaces.Space[Any], observe: Sequence[str], environment: str) -> None:
@@ -44,9 +48,9 @@ class Senses:
         self._texts = [key for key, part in found.items() if _is_text(key, part)]
         self._rest = {key: part for key, part in found.items() if key not in self._images and key not in self._texts}
         for key, part in self._rest.items():
-            size = spaces.flatdim(part) if _is_flat(part) else None
-            if size is None or size > _LONGEST:
-                why = "has no fixed size" if size is None else f"would be a vector of {size} numbers"
+            size = spaces.flatdim(part) if _is_flat(part) else -1
+            if not 0 <= size <= _LONGEST:
+                why = "has no fixed size" if size < 0 else f"would be a vector of {size} numbers"
                 raise SettingsError(
                     f"{environment}: {_named(key)} space, {part}, {why} and is not supported; name "
                     "the entries that can be used in emulator.observe"
@@ -108,21 +112,53 @@ class Senses:
     def _flat(self, raw: Any, key: Key, space: spaces.Space[Any]) -> np.ndarray:
         plain = isinstance(space, spaces.Box | spaces.Discrete | spaces.MultiDiscrete | spaces.MultiBinary)
         value = self._array(raw, key, space) if plain else self._part(raw, key)
+        if isinstance(space, spaces.Discrete | spaces.MultiDiscrete | spaces.MultiBinary):
+            self._refuse_unknown_choice(value, key, space)
         try:
-            flat = np.asarray(spaces.flatten(space, value), np.float32)
+            flat = np.asarray(spaces.flatten(space, value))
         except (IndexError, KeyError, TypeError, ValueError) as error:
             raise self._wrong(key, f"is not in {space}: {error}") from error
-        if flat.shape != (spaces.flatdim(space),) or not np.isfinite(flat).all():
+        if flat.shape != (spaces.flatdim(space),):
             raise self._wrong(key, f"is not in {space}")
-        return flat
+        with np.errstate(over="ignore"):
+            numbers = flat.astype(np.float32)
+        if not np.isfinite(numbers).all():
+            raise self._wrong(key, "has a value beyond float32, in which observations are stored")
+        return numbers
+
+    def _refuse_unknown_choice(self, value: np.ndarray, key: Key, space: Any) -> None:
+        """Gymnasium's ``flatten`` takes -1 for the last choice, and 0.5 for the first."""
+        first = getattr(space, "start", 0)
+        count = (
+            2
+            if isinstance(space, spaces.MultiBinary)
+            else space.n
+            if isinstance(space, spaces.Discrete)
+            else space.nvec
+        )
+        if not np.all((value >= first) & (value < first + count) & (value == np.rint(value))):
+            raise self._wrong(key, f"is {value.tolist()!r:.100}, which is not in {space}")
 
     def _pixels(self, raw: Any) -> np.ndarray | None:
-        shown = [
-            frame
-            for key, space in self._images.items()
-            for frame in _frames(_to_bytes(self._array(raw, key, space), space))
-        ]
+        shown = [frame for key, space in self._images.items() for frame in _frames(self._bytes(raw, key, space))]
         return None if not shown else shown[0] if len(shown) == 1 else _side_by_side(shown)
+
+    def _bytes(self, raw: Any, key: Key, space: spaces.Space[Any]) -> np.ndarray:
+        """An image's values in 256 levels. Raises EmulatorError for values that would become black, white or wrap."""
+        array = self._array(raw, key, space)
+        if array.dtype == np.uint8 == space.dtype:
+            return array
+        low, high = _bounds(space) or (0.0, 255.0)
+        beyond = _SLACK * (high - low) if np.issubdtype(array.dtype, np.floating) else 0.0
+        if array.min() < low - beyond or array.max() > high + beyond:
+            values = f"{array.min():g} to {array.max():g}"
+            raise self._wrong(key, f"has values from {values}, and its space says {low:g} to {high:g}; {_CORRECT}")
+        if space.dtype == np.uint8 and not np.array_equal(array, np.rint(array)):
+            raise self._wrong(
+                key, f"has fractions, and its space says whole numbers from {low:g} to {high:g}; {_CORRECT}"
+            )
+        levels = np.rint((np.clip(array, low, high) - low) * (255.0 / (high - low)))
+        return np.asarray(levels, np.uint8)
 
     def _size(self) -> tuple[int, int]:
         """Height and width of the picture; -1 where the space leaves them open."""
@@ -170,12 +206,20 @@ def _is_image(space: spaces.Space[Any]) -> bool:
     shape = space.shape
     if not shape or 0 in shape or space.dtype is None or isinstance(space, spaces.MultiBinary | spaces.MultiDiscrete):
         return False
+    bounds = _bounds(space)
     if space.dtype == np.uint8:
-        return len(shape) in (2, 3) or (len(shape) == 4 and _has_colours(shape[1:]))
+        is_whole = bounds in (None, (0.0, 255.0))  # a board of 0 and 1 would be black
+        return is_whole and (len(shape) in (2, 3) or (len(shape) == 4 and _has_colours(shape[1:])))
     if not (isinstance(space, spaces.Box) and np.issubdtype(space.dtype, np.floating)):
         return False
-    bounded = (float(space.low.min()), float(space.high.max())) in _RANGES
-    return bounded and len(shape) in (3, 4) and (_has_colours(shape[-3:]) or sorted(shape[-3:])[1] >= _PICTURE)
+    is_picture = _has_colours(shape[-3:]) or sorted(shape[-3:])[1] >= _PICTURE if len(shape) in (3, 4) else False
+    return bounds in _RANGES and is_picture
+
+
+def _bounds(space: Any) -> tuple[float, float] | None:
+    """Returns the least and the greatest value that a space declares; None if it declares none."""
+    low, high = getattr(space, "low", None), getattr(space, "high", None)
+    return None if low is None or high is None else (float(np.min(low)), float(np.max(high)))
 
 
 def _has_colours(shape: tuple[int, ...]) -> bool:
@@ -197,15 +241,6 @@ def _frames(array: np.ndarray) -> list[np.ndarray]:
             stack = array if count <= min(height, width) else array.transpose(2, 0, 1)
             return list(stack)
     return [frame for each in array for frame in _frames(each)]
-
-
-def _to_bytes(array: np.ndarray, space: spaces.Space[Any]) -> np.ndarray:
-    if not np.issubdtype(array.dtype, np.floating):
-        return array.astype(np.uint8, copy=False)
-    assert isinstance(space, spaces.Box)
-    low, high = float(space.low.min()), float(space.high.max())
-    scaled: np.ndarray = np.rint((np.clip(array, low, high) - low) * (255.0 / (high - low))).astype(np.uint8)
-    return scaled
 
 
 def _side_by_side(frames: Sequence[np.ndarray]) -> np.ndarray:

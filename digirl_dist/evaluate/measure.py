@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from digirl_dist.agent import AgentFactory
+from digirl_dist.agent import AgentFactory, contract
 from digirl_dist.agent.placement import Placed
 from digirl_dist.assembly.collector import inline_collector
 from digirl_dist.assembly.parts import build_agent, build_device
@@ -28,7 +28,6 @@ from digirl_dist.storage.trajectory_store import Store
 from digirl_dist.tasks import Plan
 from digirl_dist.trajectory import Trajectory
 from digirl_dist.types import Json
-from digirl_dist.user_code.state import saved_state
 
 
 @dataclass(frozen=True)
@@ -124,7 +123,7 @@ def _checkpoint(job: EvalJob, agent: AgentFactory, work: Path) -> Checkpoint:
     fresh = Checkpoints(work / "checkpoints")
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(job.seed)
-        return fresh.newest() or fresh.save(0, saved_state(agent()), {}, {})
+        return fresh.newest() or fresh.save(0, contract.state_of(agent()), {}, {})
 
 
 def _metrics(episodes: Sequence[Trajectory], checkpoint: Checkpoint) -> dict[str, Json]:

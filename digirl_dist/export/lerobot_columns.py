@@ -173,20 +173,21 @@ def _one_or_all(values: list[float]) -> Json:
     return values[0] if len(values) == 1 else values
 
 
-def _numbers(action: Json) -> dict[str, float]:
-    """Returns the numbers of an action by their names."""
+def _numbers(action: Json, name: str = "action") -> dict[str, float]:
+    """Returns the numbers of an action by their names; ``action_1_0`` is the first of the list at place 1."""
     match action:
         case bool() | int() | float():
-            return {"action": float(action)}
+            return {name: float(action)}
         case list():
-            return {f"action_{at}": float(each) for at, each in enumerate(action) if isinstance(each, int | float)}
+            return {key: one for at, part in enumerate(action) for key, one in _numbers(part, f"{name}_{at}").items()}
         case Mapping():
             found = {key: float(each) for key, each in action.items() if isinstance(each, int | float)}
             return ({"type": 0.0} if "type" in action else {}) | {k: v for k, v in found.items() if math.isfinite(v)}
     return {}
 
 
-def _order(name: str) -> tuple[bool, int, str]:
+def _order(name: str) -> tuple[bool, list[int], str]:
     """``type`` first, then as numbers count and letters go."""
-    head, _, tail = name.rpartition("_")
-    return (name != "type", int(tail) if head == "action" and tail.isdigit() else 0, name)
+    head, *places = name.split("_")
+    is_place = head == "action" and all(place.isdecimal() for place in places)
+    return (name != "type", [int(place) for place in places] if is_place else [], name)

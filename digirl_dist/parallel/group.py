@@ -21,7 +21,7 @@ from digirl_dist.errors import DeviceError, PeerError
 from digirl_dist.parallel.failure import telling_a_wait
 from digirl_dist.parallel.loopback import refusing_strangers
 from digirl_dist.parallel.private_store import PrivateStore, launched_store
-from digirl_dist.parallel.rank import Rank, named
+from digirl_dist.parallel.rank import Rank, named, restarts
 
 T = TypeVar("T")
 
@@ -257,10 +257,10 @@ def _meet(rank: Rank, limit_s: float) -> Store:
 def _met(rank: Rank, limit_s: float) -> Store:
     limit = timedelta(seconds=limit_s)
     try:
-        store: Store = (
-            launched_store(os.environ, rank.world_size)
-            or next(rendezvous("env://", rank.rank, rank.world_size, timeout=limit))[0]
-        )
+        store: Store | None = launched_store(os.environ, rank.world_size)
+        if store is None:  # torchrun keeps one store, in which a former attempt has left the addresses of its ranks
+            found = next(rendezvous("env://", rank.rank, rank.world_size, timeout=limit))[0]
+            store = PrefixStore(f"attempt/{restarts(os.environ)}", found)
     except (ValueError, RuntimeError) as error:
         raise PeerError(f"rank {rank.rank} cannot reach the launcher's meeting point: {error}") from error
     store.set(f"start/{rank.rank}", "here")

@@ -9,12 +9,13 @@ signal N).
 from __future__ import annotations
 
 import argparse
+import os
 import sys
 from collections.abc import Sequence
 
 from digirl_dist.errors import RankError
 from digirl_dist.parallel.free_port import free_port
-from digirl_dist.parallel.rank import Coordinator, Rank, jax_variables
+from digirl_dist.parallel.rank import Coordinator, Rank, jax_variables, variables_past_proxies
 from digirl_dist.parallel.supervise import parser, supervise
 
 
@@ -30,7 +31,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     except RankError as error:
         sys.stderr.write(f"error: {error}\n")
         return 2
-    return supervise(options, [(rank, jax_variables(rank, coordinator)) for rank in ranks])
+    shared = variables_past_proxies(os.environ, coordinator)
+    return supervise(options, [(rank, {**shared, **jax_variables(rank, coordinator)}) for rank in ranks])
 
 
 def _ranks(options: argparse.Namespace) -> list[Rank]:

@@ -37,7 +37,10 @@ class _Launcher:
     local_world_size: str
 
     def is_here(self, environ: Mapping[str, str]) -> bool:
-        return any(name in environ for name in (self.rank, self.world_size, self.local_rank))
+        """A pod of one replica has a rank of one and no launcher (Kubeflow's PyTorchJob), and is alone."""
+        told = [environ.get(name, "") for name in (self.rank, self.world_size, self.local_rank)]
+        is_alone = told[0] in ("", "0") and told[1] == "1" and not told[2]
+        return any(told) and not is_alone
 
     def variables(self, rank: Rank) -> dict[str, str]:
         return {
@@ -106,6 +109,17 @@ def torch_variables(rank: Rank) -> dict[str, str]:
     return _LAUNCHERS[0].variables(rank)
 
 
+def variables_past_proxies(environ: Mapping[str, str], coordinator: Coordinator) -> dict[str, str]:
+    """Returns the variable that has gRPC, and so JAX, reach the coordinator directly, whatever proxy is configured."""
+    direct = environ.get("no_grpc_proxy") or environ.get("no_proxy")
+    return {"no_grpc_proxy": ",".join(filter(None, (direct, coordinator.host)))}
+
+
+def restarts(environ: Mapping[str, str]) -> str:
+    """Returns how often torchrun has started the ranks of this launch again; "0" without torchrun."""
+    return environ.get("TORCHELASTIC_RESTART_COUNT", "0")
+
+
 def store_variables(path: Path) -> dict[str, str]:
     """Returns the variables with which this process, a launcher, tells its ranks of the store at ``path``."""
     return {_STORE: str(path), _STARTED_BY: str(os.getpid())}
@@ -127,7 +141,7 @@ def jax_coordinator(environ: Mapping[str, str]) -> Coordinator | None:
     if missing:
         raise RankError(f"{missing[0]} is not set although its companion is; start with {_LAUNCHERS[-1].name}")
     host = told[_COORDINATOR_HOST]
-    number = _number(environ, _COORDINATOR_PORT, _LAUNCHERS[-1].name, least=1)
+    number = _number(environ, _COORDINATOR_PORT, least=1)
     if not host or number >= 2**16:
         raise RankError(f"{_COORDINATOR_HOST}={host!r} and {_COORDINATOR_PORT}={number} are no address")
     return Coordinator(host, number)
@@ -139,13 +153,20 @@ def own_rank(environ: Mapping[str, str]) -> Rank:
 
 
 def _read(launcher: _Launcher, environ: Mapping[str, str]) -> Rank:
-    world_size = _number(environ, launcher.world_size, launcher.name, least=1)
-    rank = _number(environ, launcher.rank, launcher.name, below=world_size, bound=launcher.world_size)
-    local_rank = _number(environ, launcher.local_rank, launcher.name, below=world_size, bound=launcher.world_size)
-    if launcher.local_world_size not in environ:
-        return Rank(rank, world_size, local_rank, local_world_size=world_size)
+    needed = (launcher.rank, launcher.world_size, launcher.local_rank)
+    there = [name for name in needed if environ.get(name)]
+    if missing := [name for name in needed if name not in there]:
+        raise RankError(
+            f"{missing[0]} is not set beside {' and '.join(there)}; start with {launcher.name}, which sets all of "
+            f"them, or, to run alone, `unset {' '.join(there)}`"
+        )
+    world_size = _number(environ, launcher.world_size, least=1)
+    rank = _number(environ, launcher.rank, below=world_size, bound=launcher.world_size)
+    local_rank = _number(environ, launcher.local_rank, below=world_size, bound=launcher.world_size)
     name = launcher.local_world_size
-    local_world_size = _number(environ, name, launcher.name, least=1, below=world_size + 1, bound=launcher.world_size)
+    if not environ.get(name):
+        return Rank(rank, world_size, local_rank, local_world_size=world_size)
+    local_world_size = _number(environ, name, least=1, below=world_size + 1, bound=launcher.world_size)
     if local_rank >= local_world_size:
         raise RankError(f"{launcher.local_rank}={local_rank} must be below {name}={local_world_size}")
     if local_rank > rank:
@@ -153,16 +174,11 @@ def _read(launcher: _Launcher, environ: Mapping[str, str]) -> Rank:
     return Rank(rank, world_size, local_rank, local_world_size)
 
 
-def _number(
-    environ: Mapping[str, str], name: str, launcher: str, least: int = 0, below: int | None = None, bound: str = ""
-) -> int:
-    text = environ.get(name)
-    if text is None:
-        raise RankError(f"{name} is not set although other variables of {launcher} are; start with {launcher}")
+def _number(environ: Mapping[str, str], name: str, least: int = 0, below: int | None = None, bound: str = "") -> int:
     try:
-        value = int(text)
+        value = int(environ[name])
     except ValueError:
-        raise RankError(f"{name}={text!r} is not a whole number") from None
+        raise RankError(f"{name}={environ[name]!r} is not a whole number") from None
     if value < least:
         raise RankError(f"{name}={value} must be at least {least}")
     if below is not None and value >= below:

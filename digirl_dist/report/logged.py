@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import base64
 import io
-import math
-import re
 from collections.abc import Iterator, Sequence
 
+import numpy as np
 from PIL import Image, ImageDraw
 
 from digirl_dist.emulator.touch_actions import DeviceAction
 from digirl_dist.errors import ActionError
 from digirl_dist.plain_text import one_line
+from digirl_dist.report.loggers import plain_names
 from digirl_dist.report.metrics import Figures
 from digirl_dist.report.picture import UNREADABLE, decoded
 from digirl_dist.trajectory import Trajectory
@@ -29,6 +29,8 @@ _GROUPS = {
 _GROUP = {name: group for group, names in _GROUPS.items() for name in names.split()}
 _NO_CURVES = ("iteration", "time", "purpose", "checkpoint")
 _MOST_TASKS = 50
+_LARGEST = float(np.finfo(np.float32).max)
+"""TensorBoard's curves are of float32."""
 _MOST_ROWS = 1000
 _FRAMES = 8
 _HEIGHT = 240
@@ -36,21 +38,20 @@ _COLOURS = 64
 
 
 def tags(figures: Figures) -> dict[str, float]:
-    """Returns the finite numbers among the figures by ``group/name``; what the algorithm adds is ``algorithm/…``."""
-    found: dict[str, Json] = {}
+    """Returns figures that are numbers of float32 by ``group/name``; what the algorithm adds is ``algorithm/…``."""
+    found: dict[tuple[str, ...], Json] = {}
     for name, value in figures.items():
         match name:
             case "slot_seconds":
-                found |= {f"slots/{activity}_s": seconds for activity, seconds in value.items()}
+                found |= {("slots", f"{activity}_s"): seconds for activity, seconds in value.items()}
             case "success_by_task" if len(value) <= _MOST_TASKS:
-                found |= {f"tasks/{_plain(task)}": won / of for task, (won, of) in value.items() if of}
+                found |= {("tasks", task): won / of for task, (won, of) in value.items() if of}
             case "episodes_by_worker":
-                found["fleet/workers"] = sum(count > 0 for count in value.values())
+                found["fleet", "workers"] = sum(count > 0 for count in value.values())
             case _ if name not in _NO_CURVES:
-                found[name if "/" in name else f"{_GROUP.get(name, 'algorithm')}/{_plain(name)}"] = value
-    return {
-        name: float(value) for name, value in found.items() if isinstance(value, int | float) and math.isfinite(value)
-    }
+                found[tuple(name.split("/")) if "/" in name else (_GROUP.get(name, "algorithm"), name)] = value
+    numbers = {name: float(value) for name, value in found.items() if isinstance(value, int | float)}
+    return plain_names({name: value for name, value in numbers.items() if abs(value) <= _LARGEST})
 
 
 def rows(trajectories: Sequence[Trajectory], with_pictures: bool) -> list[dict[str, Json]]:
@@ -122,8 +123,3 @@ def _mark(frame: Image.Image, action: Json) -> None:
     if "x" in DeviceAction.FIELDS.get(touched.type, ()):
         x, y, size = touched.x * frame.width, touched.y * frame.height, _HEIGHT / 24
         ImageDraw.Draw(frame).ellipse((x - size, y - size, x + size, y + size), outline="red", width=3)
-
-
-def _plain(name: str) -> str:
-    """Returns a name that all loggers take."""
-    return re.sub(r"[^\w.\- ]", "_", name)[:100]

@@ -238,6 +238,8 @@ def _message(kind: str, content: dict[str, Json]) -> str | None:
             return f"{worker}: bsize: auto chose {content['slots']}: {content['reason']}"
         case "installing":
             return f"{worker}: checking or installing digirl_dist in {content['run_path']}"
+        case "equal_faults":
+            return f"{content['reason']}"
         case "logger_failed":
             return f"logger {content['logger']}: {content['reason']}; the run goes on"
         case "relay_failed":

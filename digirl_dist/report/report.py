@@ -6,6 +6,7 @@ import time
 from dataclasses import asdict
 
 from digirl_dist.collection import CollectionResult
+from digirl_dist.emulator.starts import unlike_starts
 from digirl_dist.report.experiment_log import ExperimentLog
 from digirl_dist.report.media import Media
 from digirl_dist.report.metrics import (
@@ -57,6 +58,8 @@ class Report:
         self._log = log
         self._logs = False
         self._outcomes = Outcomes(progress.tells_success, self._metrics)
+        self._unlike = ""
+        """Which episodes that should have started alike did not, once that was reported."""
         self._before: Update | None = None
         self._measured_s = 0.0
         """What evaluations have taken since then."""
@@ -88,6 +91,7 @@ class Report:
             self._events.emit("episode_set_aside", **asdict(refused))
         self._before, self._measured_s = update, 0.0
         self._told_at = time.monotonic()
+        self._look_at_starts(result)
         self._media.add(result.trajectories)
         self._metrics.append(figures)
         self._log.iteration(figures, result.trajectories, result.iteration)
@@ -95,6 +99,13 @@ class Report:
         if time.monotonic() > self._page_due_at:
             self._write_page()
         self._status.host(None)
+
+    def _look_at_starts(self, result: CollectionResult) -> None:
+        """Reports once that members of a group started differently; other algorithms have no groups."""
+        if not self._unlike and (unlike := unlike_starts(result.trajectories)):
+            self._unlike = unlike
+            self._events.emit("starts_differ", iteration=result.iteration, reason=unlike)
+            self._progress.say(unlike, "yellow")
 
     def evaluation(self, result: CollectionResult, checkpoint: Checkpoint) -> tuple[float, str]:
         """Reports a measurement of ``checkpoint`` in ``evaluation.jsonl``.

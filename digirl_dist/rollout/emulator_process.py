@@ -129,7 +129,7 @@ def _kill_descendants() -> None:
 def _serve(requests: Pipe, factory_path: str) -> None:
     """Builds the emulator, then answers one request after the other until the owner goes away."""
     from digirl_dist.errors import ActionError, EmulatorError, SettingsError
-    from digirl_dist.user_code.blame import described
+    from digirl_dist.user_code.blame import described, lacking_here
     from digirl_dist.user_code.packing import unpack_file
 
     try:
@@ -155,7 +155,7 @@ def _serve(requests: Pipe, factory_path: str) -> None:
                 reply = ("error", str(error))
             except (Exception, SystemExit) as error:
                 traceback.print_exc()  # to the slot's log
-                reply = ("error", described(error))
+                reply = ("error", described(error) + lacking_here(error))
             requests.send((*reply, time.monotonic() - started))
     except (EOFError, OSError):
         pass
@@ -181,14 +181,14 @@ def _fitting(answer: Any, kind: type, asked: str, emulator: Any) -> Any:
 
 def _failed_start(error: BaseException) -> tuple[str, str]:
     """Returns ``fatal`` and one line for a missing package, also where a library has words of its own for it."""
-    from digirl_dist.user_code.blame import described
+    from digirl_dist.user_code.blame import described, lacking_here
 
     cause: BaseException | None = error
     while cause is not None and not isinstance(cause, ImportError):
         cause = cause.__cause__ or cause.__context__
     if cause is None:
         traceback.print_exception(error)  # to the slot's log
-        return "error", described(error)
+        return "error", described(error) + lacking_here(error)
     told = in_short(error, 300)
     return "fatal", f"{told}; emulator.packages=[NAME] installs a package on the workers"
 

@@ -17,4 +17,5 @@ class DistributedSettings:
     eval_episodes: Count = 8
     """Episodes of one evaluation."""
     gate_s: Seconds = 3600.0
-    """Longest wait, in seconds, for a rank that still collects, evaluates or saves."""
+    """Longest wait, in seconds, for a rank that still collects, evaluates or saves, and for one call of an emulator of
+    a rank."""

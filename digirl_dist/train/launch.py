@@ -76,7 +76,7 @@ def train(settings: Settings, distributed: bool) -> None:
     with ExitStack() as stack:
         rendezvous = stack.enter_context(join_ranks(settings, distributed))
         group, rank = rendezvous.group, rendezvous.group.rank
-        watch = stack.enter_context(Watch(partial(say, rank)).kept())
+        watch = stack.enter_context(Watch(partial(say, rank), settings.distributed.gate_s).kept())
         context = RankContext(settings, build_device(settings, settings.emulator), rank, watch)
         agree(group, facts_of(settings, context.emulator))
         learner = _learner(context, rendezvous)
@@ -108,7 +108,7 @@ def stream_of(context: RankContext, slot: int) -> Stream:
     rank, emulator, settings = context.rank.rank, context.emulator, context.settings
     seed, group_size = settings.seed + rank, algorithm_plugin(settings).episodes_per_start
     watched = WatchedEmulator(emulator.factory(), context.watch, f"emulator {slot}")
-    return Stream(watched, emulator.tasks, f"rank{rank}", slot, seed, group_size)
+    return Stream(watched, emulator.tasks, f"rank{rank}", slot, seed, group_size, say=partial(say, context.rank))
 
 
 def evaluation_stream(context: RankContext) -> Stream:
@@ -116,7 +116,15 @@ def evaluation_stream(context: RankContext) -> Stream:
     settings, name = context.settings, f"rank{context.rank.rank}"
     tasks = schedule.test_tasks(settings)
     watched = WatchedEmulator(context.emulator.factory(), context.watch, "the emulator that evaluates")
-    return Stream(watched, tasks, name, _EVALUATION_SLOT, settings.seed, share="validate")
+    return Stream(
+        watched,
+        tasks,
+        name,
+        _EVALUATION_SLOT,
+        settings.seed,
+        share="validate",
+        say=lambda words: say(context.rank, f"has no figures of this evaluation: {words}"),
+    )
 
 
 def _learner(context: RankContext, rendezvous: Rendezvous) -> RankLearner:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from digirl_dist.agent import Agent
+from digirl_dist.agent import Agent, contract
 from digirl_dist.algorithm import Algorithm
 from digirl_dist.algorithm.contract import figures_of
 from digirl_dist.errors import TrainingError
@@ -14,7 +14,6 @@ from digirl_dist.trainer.memory import naming_too_little_memory
 from digirl_dist.trainer.replicas import check_replicas, refuse_broken
 from digirl_dist.trainer.seeding import seeded
 from digirl_dist.user_code.blame import blaming
-from digirl_dist.user_code.state import saved_state
 
 
 @dataclass(frozen=True)
@@ -41,7 +40,7 @@ class RankLearner:
         with seeded(self.seed, iteration), blaming(update, TrainingError), naming_too_little_memory():
             figures = figures_of(self.algorithm, self.algorithm.update(data.fresh, data.replay))
         self.agent.train(False)  # it acts next, and an algorithm of the user's may have left it in training mode
-        weights = saved_state(self.agent)
+        weights = contract.state_of(self.agent)
         check_replicas(self.group, weights)
         refuse_broken(weights)
         return figures

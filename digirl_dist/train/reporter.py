@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
+from contextlib import closing
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -33,17 +34,18 @@ class StreamEvaluator:
     episodes: int
 
     def figures(self, agent: Agent, iteration: int) -> dict[str, float]:
-        """Returns mean return and success rate, or nothing in other iterations.
+        """Returns mean return and success rate, or nothing in other iterations and if an episode has no end.
 
         The episodes start alike each time, so that checkpoints can be compared.
         """
         if not self.every or (iteration + 1) % self.every:
             return {}
-        stream = self.stream()
-        try:
-            found = [self._episode(agent, stream, iteration) for _ in range(self.episodes)]
-        finally:
-            stream.close()
+        found: list[Trajectory] = []
+        with closing(self.stream()) as stream:
+            while len(found) < self.episodes and not stream.has_endless:
+                found.append(self._episode(agent, stream, iteration))
+        if stream.has_endless:
+            return {}
         successes = sum(episode.success for episode in found)
         return {
             "eval_reward_mean": sum(episode.reward for episode in found) / len(found),
@@ -113,4 +115,4 @@ class RankZeroReporter:
         """Saves the policy, and beside it everything that every rank needs to resume."""
         ranks = {"global_step": self.global_step, "states": [*report.states, *self.absent]}
         trainer = {"algorithm": saved_state(self.learner.algorithm), "replayed": 0, "ranks": ranks}
-        self.checkpoints.save(report.iteration + 1, saved_state(self.learner.agent), trainer, report.figures)
+        self.checkpoints.save(report.iteration + 1, contract.state_of(self.learner.agent), trainer, report.figures)

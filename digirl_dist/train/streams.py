@@ -1,14 +1,14 @@
 """Emulators that this process steps itself, episode after episode, a fixed number of steps at a time.
 
-For environments that are quick and do not hang: no watchdog ends them, but one that hangs is told of
-(``watched_emulator``). The episodes do not depend on how many steps an iteration has, and a stream can be resumed in
-the middle of an episode.
+For environments that are quick and do not hang: ``watched_emulator`` names one that does, and ends its rank at last.
+The episodes do not depend on how many steps an iteration has, and a stream can be resumed in the middle of an episode.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+import sys
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -16,6 +16,8 @@ import numpy as np
 
 from digirl_dist.agent import Actor, contract
 from digirl_dist.emulator import Emulator
+from digirl_dist.emulator.episode_guard import MOST_STEPS
+from digirl_dist.emulator.starts import REMEDY, start_alike
 from digirl_dist.errors import AgentError, EmulatorError
 from digirl_dist.tasks import Share, Task, Ticket, emulator_seeds
 from digirl_dist.trajectory import Decision, NoDecision, Observation, Step, Trajectory, recorded
@@ -35,7 +37,9 @@ class Collected:
 class Stream:
     """One emulator and its episodes. The task, seed and randomness of episode n follow from ``seed``, ``slot`` and n.
 
-    ``group_size`` episodes in a row share task and seed, and so start alike.
+    ``group_size`` episodes in a row share task and seed, and so start alike. An episode that nothing else ends is
+    truncated after ``MOST_STEPS`` steps. ``say`` reports the first such episode, and the first that started unlike its
+    group.
     """
 
     def __init__(
@@ -47,6 +51,7 @@ class Stream:
         seed: int,
         group_size: int = 1,
         share: Share = "train",
+        say: Callable[[str], object] = str,
     ) -> None:
         self._emulator = emulator
         self._tasks = tasks
@@ -55,7 +60,13 @@ class Stream:
         self._seed = seed
         self._group_size = group_size
         self._share = share
+        self._say = say
+        self.has_endless = False
+        """Whether an episode was truncated because nothing else ended it."""
         self._fragment_start = 0
+        self._group_start: tuple[int, Observation] | None = None
+        """The newest group that was begun, and how."""
+        self._has_unlike = False
         self.observation = self._begin(0)
 
     def advance(self, decision: Decision | NoDecision, max_steps: int | None) -> bool:
@@ -66,8 +77,10 @@ class Stream:
         if isinstance(decision, NoDecision):
             raise AgentError(decision.reason)
         transition = self._emulator.step(decision.action)
-        is_cut = max_steps is not None and len(self._steps) + 1 >= max_steps
+        is_cut = len(self._steps) + 1 >= (max_steps or MOST_STEPS)
         step = recorded(self.observation, decision, transition, is_cut)
+        if max_steps is None and is_cut and not (transition.terminated or transition.truncated):
+            self._note_endless()
         if not math.isfinite(step.log_prob):
             said = f"the agent says that the log-probability of its action is {decision.log_prob}"
             raise AgentError(f"task {self._task.id}: {said}")
@@ -76,7 +89,24 @@ class Stream:
         self._steps.append(step)
         self.observation = transition.observation
         self._success = transition.success
+        if len(self._steps) == 1:
+            self._compare_start(step)
         return step.ended
+
+    def _compare_start(self, step: Step) -> None:
+        group = self._episode // self._group_size
+        if self._group_start is None or self._group_start[0] != group:
+            self._group_start = (group, step.observation)
+        elif not (self._has_unlike or start_alike(self._group_start[1], step.observation, step.action)):
+            self._has_unlike = True
+            seed = f"two episodes of seed {self._episode_seed} started differently"
+            self._say(f"task {self._task.id}: {seed}; {REMEDY}\n")
+
+    def _note_endless(self) -> None:
+        if not self.has_endless:
+            task = f"task {self._task.id}: an episode was truncated, since it had no end after {MOST_STEPS} steps"
+            self._say(f"{task}; set max_steps, or give the environment a TimeLimit\n")
+        self.has_endless = True
 
     @property
     def last(self) -> Step:
@@ -115,7 +145,7 @@ class Stream:
         """
         self.observation = self._begin(state["episode"])
         decisions = (Decision(action, log_prob) for action, log_prob in state["decisions"])
-        if any(self.advance(decision, max_steps=None) for decision in decisions):
+        if any(self.advance(decision, max_steps=sys.maxsize) for decision in decisions):
             self.next_episode()
             return
         self._fragment_start = len(self._steps)

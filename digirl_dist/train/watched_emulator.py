@@ -1,7 +1,8 @@
-"""Emulators that a rank steps itself, watched: no other process can tell where one of them hangs."""
+"""Emulators that a rank steps itself, watched: no other process can see where one of them hangs, or end it."""
 
 from __future__ import annotations
 
+import os
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -21,9 +22,13 @@ _LOOK_S = 1.0
 
 
 class Watch:
-    """Says which call of an emulator does not return: after ten seconds, and again when that time has doubled."""
+    """Says which call of an emulator does not return: after ten seconds, and again when that time has doubled.
 
-    def __init__(self, say: Callable[[str], object]) -> None:
+    After ``limit_s`` it ends this process with status 1; a call into foreign code cannot be interrupted otherwise.
+    """
+
+    def __init__(self, say: Callable[[str], object], limit_s: float) -> None:
+        self._limit_s = limit_s
         self.call: tuple[str, str] | None = None
         """The call under way and its emulator; another object for each call."""
         self._say = say
@@ -44,12 +49,18 @@ class Watch:
             if self.call is not seen:
                 seen, since, patience_s = self.call, time.monotonic(), _PATIENCE_S
             took_s = time.monotonic() - since
-            if seen is not None and took_s >= patience_s:
+            if seen is not None and took_s >= min(patience_s, self._limit_s):
                 patience_s *= 2
-                what, name = seen
-                place = at_work()
-                at = f" (at {place})" if place else ""
-                self._say(f"has waited {took_s:.0f} s for the {what} of {name}{at}; no limit ends it\n")
+                self._tell(*seen, took_s)
+
+    def _tell(self, what: str, name: str, took_s: float) -> None:
+        place = at_work()
+        waited = f"{took_s:.0f} s for the {what} of {name}" + (f" (at {place})" if place else "")
+        if took_s < self._limit_s:
+            self._say(f"has waited {waited}; distributed.gate_s ends the run after {self._limit_s:g} s\n")
+            return
+        self._say(f"failed: it has waited {waited}, longer than distributed.gate_s={self._limit_s:g} allows\n")
+        os._exit(1)
 
 
 class WatchedEmulator:

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from digirl_dist.agent import AgentFactory
+from digirl_dist.agent import AgentFactory, contract
 from digirl_dist.algorithm import AlgorithmFactory
 from digirl_dist.algorithm.contract import figures_of, state_of
 from digirl_dist.errors import CheckpointError, TrainingError, TrajectoryError
@@ -25,7 +25,7 @@ from digirl_dist.trainer.seeding import seeded
 from digirl_dist.trainer.sifting import sift
 from digirl_dist.trajectory import Trajectory
 from digirl_dist.user_code.blame import blaming
-from digirl_dist.user_code.state import load_state, saved_state
+from digirl_dist.user_code.state import load_state
 
 _NOT_OF_EPISODES = (MemoryError, torch.OutOfMemoryError, CheckpointError, OSError)
 """Errors of an update that no episode is suspected of."""
@@ -174,7 +174,7 @@ class InProcessTrainer:
     def _state(self) -> tuple[State, dict[str, Any]]:
         """Returns the policy's and the trainer's state. All ranks must call it together: weights may be sharded."""
         counted = {"replayed": self._replayed, "max_staleness": self._max_staleness}
-        return saved_state(self._agent), {"algorithm": state_of(self._algorithm), **counted}
+        return contract.state_of(self._agent), {"algorithm": state_of(self._algorithm), **counted}
 
     def _replay(self, iteration: int, store: Store, fresh: int) -> list[Trajectory]:
         """Returns the newest collected episodes, ``fresh`` of them new. Raises TrajectoryError if some are missing."""

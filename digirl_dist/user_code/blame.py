@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import os
+import pickle
 import sys
 import sysconfig
 import threading
@@ -48,6 +49,26 @@ def _remedy(error: BaseException) -> str:
         "; the agent is on a GPU: move what it reads to the device of its weights and bring numbers back with .cpu(), "
         "or set trainer.device=cpu"
     )
+
+
+def lacking_here(error: BaseException) -> str:
+    """Returns what to do about code that misses, on a worker, what lies beside it on the host; empty otherwise."""
+    frame = _users_frame(error)
+    folder = os.path.dirname(frame.filename) if frame else ""
+    match error:
+        case FileNotFoundError(filename=str() as path) if frame and (
+            not os.path.isabs(path) or path.startswith(folder)
+        ):
+            return (
+                "; data files do not go to workers: read them at the top of your module, whose globals are sent, or "
+                "install it there with a package (emulator.packages) or emulator.setup"
+            )
+        case pickle.PicklingError() if "import" in str(error) or "same object" in str(error):
+            return (
+                "; on a worker, a process started by spawn or forkserver cannot import your file: use "
+                'multiprocessing.get_context("fork"), or install the code as a package (emulator.packages)'
+            )
+    return ""
 
 
 def at_work() -> str:

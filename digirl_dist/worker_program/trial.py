@@ -1,8 +1,8 @@
 """Tries an emulator once on this machine: start, reset, one step, another reset, each timed.
 
 ``python -m digirl_dist.worker_program.trial`` reads a line of JSON (see ``TrialRequest``) and then the packed emulator
-from stdin, and prints a line of JSON per phase: ``{"phase": "reset", "seconds": 0.1, "seen": "216x384 PNG of 31 kB"}``,
-or ``{"error": REASON}``.
+from stdin, and prints a line of JSON per phase: ``{"phase": "reset", "seconds": 0.1, "seen": "216x384 PNG of 31 kB"}``
+(``unlike``: it started unlike before, with the same seed), or ``{"error": REASON}``.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from io import BytesIO
 from pathlib import Path
 from typing import Any, BinaryIO
 
+from digirl_dist.emulator.starts import start_alike
 from digirl_dist.errors import ActionError, EmulatorError
 from digirl_dist.protocol.messages import SlotLimits
 from digirl_dist.rollout.slot import Slot
@@ -55,13 +56,16 @@ def main(source: BinaryIO) -> int:
 def _try(slot: Slot, task: Task, action: Json) -> None:
     slot.start()
     _tell(phase="boot", seconds=_wait(slot)[1], seen="")
+    starts: list[Observation] = []
     for phase in ("reset", "step", "reset again"):
         if phase == "step":
             slot.step(action)
         else:
             slot.reset(task, seed=0)
-        seen, seconds = _wait(slot)
-        _tell(phase=phase, seconds=seconds, seen=_seen(seen.observation if isinstance(seen, Transition) else seen))
+        answer, seconds = _wait(slot)
+        seen = answer.observation if isinstance(answer, Transition) else answer
+        starts += [seen] if phase != "step" else []
+        _tell(phase=phase, seconds=seconds, seen=_seen(seen), unlike=not start_alike(starts[0], starts[-1], action))
 
 
 def _wait(slot: Slot) -> tuple[Any, float]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -13,8 +14,10 @@ import torch
 from digirl_dist.agent import contract
 from digirl_dist.agent.plugins.custom import CustomAgentSettings
 from digirl_dist.emulator import DiscreteActions, EmulatorSpec
-from digirl_dist.errors import AgentError, SettingsError, TrainingError
+from digirl_dist.errors import AgentError, SettingsError, StateError, TrainingError
+from digirl_dist.storage.checkpoint import Checkpoints
 from digirl_dist.trajectory import Decision, NoDecision, Observation
+from digirl_dist.user_code.state import load_state
 
 SEEN = [Observation("one"), Observation("two")]
 
@@ -131,3 +134,61 @@ def test_an_agent_written_for_the_cpu_is_told_what_to_change_on_a_gpu() -> None:
 
     with pytest.raises(AgentError, match=r"^Faulty.act: TypeError: .*; the agent is on a GPU: .*trainer.device=cpu$"):
         decided(Faulty(written_for_the_cpu))
+
+
+class Extra(torch.nn.Linear):
+    def get_extra_state(self) -> dict[str, int]:
+        return {"seen": 3}
+
+    def set_extra_state(self, state: Any) -> None:
+        pass
+
+
+class Answers:
+    def __init__(self, state: Any) -> None:
+        self.state_dict = lambda: state
+
+
+@pytest.mark.parametrize(
+    ("agent", "told"),
+    [
+        (Extra(2, 2), "Extra.state_dict: '_extra_state' is a dict, and a policy's state must be tensors"),
+        (torch.nn.LazyLinear(2), "LazyLinear.state_dict: 'weight' has no size yet; give the sizes of Lazy modules"),
+        (Answers({"weights": np.zeros(2)}), "Answers.state_dict: 'weights' is an array of shape [2], and a policy's"),
+        (Answers({"step": 3}), "Answers.state_dict: 'step' is a int, and a policy's state must be tensors"),
+        (Answers({7: torch.zeros(1)}), "Answers.state_dict: 7 is a key and not a string"),
+        (Answers({"w": torch.eye(3).to_sparse()}), "Answers.state_dict: 'w' is a tensor that is sparse"),
+        (
+            Answers({"w": torch.zeros(3, device="meta")}),
+            "Answers.state_dict: 'w' is a tensor that is sparse, quantized",
+        ),
+        (Answers([torch.zeros(1)]), "Answers.state_dict returned 1 of Tensor, not a dict of tensors by name"),
+    ],
+)
+def test_extra_states_and_others_that_are_no_tensors_are_named(agent: Any, told: str) -> None:
+    with pytest.raises(StateError, match=re.escape(told)):
+        contract.state_of(agent)
+
+
+def test_extra_states_of_tensors_and_tied_weights_come_back(tmp_path: Path) -> None:
+    class Tied(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.first, self.second = torch.nn.Linear(3, 3), torch.nn.Linear(3, 3)
+            self.second.weight = self.first.weight
+            self.register_buffer("seen", torch.tensor(4))
+            self.register_buffer("none", None)
+            self.extra = torch.ones(2)
+
+        def get_extra_state(self) -> torch.Tensor:
+            return self.extra
+
+        def set_extra_state(self, state: torch.Tensor) -> None:
+            self.extra = state
+
+    left, found = Tied(), Tied()
+    left.extra += 1
+    checkpoint = Checkpoints(tmp_path).save(0, contract.state_of(left), {}, {})
+    load_state(found, checkpoint.state())
+    assert found.extra.tolist() == [2, 2] and torch.equal(found.second.weight, left.first.weight)
+    assert found.second.weight is found.first.weight

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import threading
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -15,6 +16,7 @@ import pytest
 from gymnasium import spaces
 from gymnasium.error import ClosedEnvironmentError
 from gymnasium.vector import AutoresetMode, SyncVectorEnv
+from gymnasium.wrappers import Autoreset, TimeLimit
 from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
@@ -312,6 +314,33 @@ def test_sb3_gets_the_infos_and_options_that_it_gets_from_environments_in_its_ow
     ours.set_options([{"level": 1}, {"level": 2}])
     with pytest.raises(ValueError, match="share one mapping"):
         ours.reset()
+
+
+def test_sb3_reads_and_calls_single_environments_as_in_its_own_vector_environment() -> None:
+    pytest.importorskip("stable_baselines3")
+    from stable_baselines3.common.vec_env import DummyVecEnv
+
+    from digirl_dist.bridges.sb3 import Sb3VecEnv
+
+    makers = [partial(gymnasium.make, "CartPole-v1")] * 3
+    ours = Sb3VecEnv(SyncVectorEnv(makers, autoreset_mode=AutoresetMode.SAME_STEP))
+    theirs = DummyVecEnv(makers)
+    for name in ("observation_space", "action_space", "gravity", "render_mode"):
+        assert ours.get_attr(name) == theirs.get_attr(name) and ours.get_attr(name, [1]) == theirs.get_attr(name, [1])
+    for envs in (ours, theirs):
+        envs.set_attr("gravity", 3.0, indices=[1])
+        assert envs.get_attr("gravity") == [9.8, 3.0, 9.8]
+        assert [str(space) for space in envs.env_method("get_wrapper_attr", "action_space", indices=1)] == [
+            "Discrete(2)"
+        ]
+        assert envs.env_is_wrapped(TimeLimit) == [True] * 3 and envs.env_is_wrapped(Autoreset, 0) == [False]
+    far = Sb3VecEnv(FleetVectorEnv(Won, 2, [Here("a", Won)], LimitSettings()))  # type: ignore[list-item]
+    assert far.get_attr("observation_space") == [Won.observation_space] * 2
+    assert far.get_attr("action_space", 1) == [Won.action_space] and far.env_is_wrapped(TimeLimit) == [False] * 2
+    for call in (lambda: far.get_attr("level"), lambda: far.set_attr("level", 1), lambda: far.env_method("render")):
+        with pytest.raises(AttributeError, match="in environments of other processes and machines"):
+            call()
+    assert not far.has_attr("level")
 
 
 def test_sb3_s_monitor_keeps_what_an_environment_tells_also_where_its_worker_is_lost(tmp_path: Path) -> None:

@@ -10,6 +10,7 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from user_classes import Counter
@@ -40,6 +41,7 @@ from digirl_dist.ssh.connect import connect
 from digirl_dist.ssh.localhost_server import LocalhostServer
 from digirl_dist.storage.status import Status
 from digirl_dist.tasks import Task
+from digirl_dist.trajectory import Observation
 from digirl_dist.user_code.packing import pack
 
 pytestmark = pytest.mark.component
@@ -70,9 +72,23 @@ def test_an_emulator_that_hangs_or_works_when_it_is_tried(worker_config: WorkerC
         with pytest.raises(JobError, match="did not answer its reset in time"):
             hanging = a_trial(Task("count", params={"at": "reset", "suffers": "hang"}), reset_s=0.5)
             try_there(connection, this_python(None), hanging)
-        told = try_there(connection, this_python(None), a_trial(Task("count")))
+        told, follows_seed = try_there(connection, this_python(None), a_trial(Task("count")))
+    assert follows_seed
     assert [part.split()[0] for part in told.split(", ")] == ["boot", "reset", "step", "reset"]
     assert "(2 numbers)" in told
+
+
+class Seedless(Counter):
+    def _see(self) -> Observation:
+        return Observation(vector=np.random.default_rng().normal(size=2).astype(np.float32))
+
+
+def test_seeds_that_an_emulator_ignores_are_a_warning(worker_config: WorkerConfig) -> None:
+    trial = replace(a_trial(Task("count")), emulator=pack(Seedless))
+    found = examine(Target(worker_config, PLAIN, None, this_python(None), trial), Settings())
+    (warning,) = [check for check in found if not check.ok]
+    assert (warning.check, warning.blocks) == ("seed", False) and would_start(found)
+    assert "task count: two resets with seed 0" in warning.detail and "super().reset(seed=seed)" in warning.remedy
 
 
 @pytest.mark.unit

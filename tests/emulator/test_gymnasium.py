@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import operator
 import os
 import subprocess
 import sys
@@ -150,13 +151,41 @@ def test_an_id_of_a_package_is_refused_with_how_to_name_and_install_it() -> None
     told = r"minigrid:MiniGrid-X-v0.*pip install minigrid.*emulator.packages=\[minigrid\]"
     with pytest.raises(SettingsError, match=told):
         gymnasium_factory(GymnasiumSettings(id="MiniGrid-X-v0"))
-    with pytest.raises(SettingsError, match=r"'not_there'.*pip install not-there.*emulator.packages=\[not-there\]"):
-        gymnasium_factory(GymnasiumSettings(id="not_there:X-v0"))
+    with pytest.raises(
+        SettingsError, match=r"'highway_env'.*pip install highway-env.*emulator.packages=\[highway-env\]"
+    ):
+        gymnasium_factory(GymnasiumSettings(id="highway_env:X-v0"))
+    with pytest.raises(SettingsError, match=r"'FlappyBird-v0'.*; write flappy_bird_gymnasium:FlappyBird-v0"):
+        gymnasium_factory(GymnasiumSettings(id="FlappyBird-v0"))
+
+
+@pytest.mark.parametrize(
+    "env_id", ["Meta-Worlds/MT1", "deep-sea-treasure-v0", "not_there:X-v0", "requests/X-v0", "Numpy-v0", "json:X-v0"]
+)
+def test_names_a_package_that_nobody_checked_is_never_suggested(env_id: str) -> None:
+    """It may be another project, or be free for somebody who waits for it."""
+    with pytest.raises(SettingsError) as refusal:
+        gymnasium_factory(GymnasiumSettings(id=env_id))
+    assert "pip install" not in str(refusal.value) and "packages=[" not in str(refusal.value)
+    assert "package" in str(refusal.value) or "importing json registered no environment" in str(refusal.value)
+
+
+def test_names_what_a_module_registered_and_that_it_registers_by_a_function(user_folder: Path) -> None:
+    (user_folder / "registers_late.py").write_text("def register_envs(): pass")
+    with pytest.raises(SettingsError, match=r"importing corridor_of_the_user registered Corridor-v0$"):
+        gymnasium_factory(GymnasiumSettings(id="corridor_of_the_user:Corridoor-v7"))
+    late = (
+        r"importing registers_late registered no environment; it has register_envs\(\): call that at the top of a file"
+    )
+    with pytest.raises(SettingsError, match=late):
+        gymnasium_factory(GymnasiumSettings(id="registers_late:Late-v0"))
 
 
 def test_what_a_package_needs_besides_is_named_with_how_to_get_it(user_folder: Path) -> None:
     (user_folder / "needs_more.py").write_text("import dependency_not_there.part")
-    with pytest.raises(SettingsError, match=r"No module.*emulator.packages=\[dependency-not-there\]"):
+    with pytest.raises(
+        SettingsError, match=r"No module.*provides the module dependency_not_there here.*emulator.packages"
+    ):
         gymnasium_factory(GymnasiumSettings(id="needs_more:X-v0"))
 
 
@@ -238,6 +267,20 @@ def test_an_environment_that_cannot_be_built_is_a_wrong_setting() -> None:
     factory = gymnasium_factory(GymnasiumSettings(id="CartPole-v1", kwargs={"lenght": 2}))
     with pytest.raises(SettingsError, match="lenght"):
         gymnasium_spec(factory)
+
+
+def needs_tuples(shape: Any) -> gymnasium.Env[Any, Any]:
+    return recorder(spaces.Box(0, 1, operator.concat((2,), shape)))
+
+
+def test_an_environment_that_wants_tuples_is_refused_with_what_to_do() -> None:
+    settings = GymnasiumSettings(entry_point=f"{__name__}:needs_tuples", kwargs={"shape": [2, 3]})
+    with pytest.raises(
+        SettingsError, match=r"TypeError.*; lists in emulator.kwargs stay lists: .*emulator.entry_point$"
+    ):
+        settings.build()
+    with pytest.raises(SettingsError, match=r"TypeError(?!.*stay lists)"):
+        GymnasiumSettings(entry_point=f"{__name__}:needs_tuples", kwargs={"shape": {"a": 2}}).build()
 
 
 # --- actions ---------------------------------------------------------------------------------------------------------
@@ -413,7 +456,7 @@ def test_a_missing_entry_a_misshapen_picture_and_a_reward_of_nan_are_named() -> 
     with pytest.raises(EmulatorError, match="Recorder: speed of its observation is missing"):
         emulator.reset(TASK, seed=0)
     env.seen = {"speed": 7, "picture": np.zeros((4, 4, 3), np.uint8)}
-    with pytest.raises(EmulatorError, match="Recorder: speed of its observation is not in Discrete"):
+    with pytest.raises(EmulatorError, match="Recorder: speed of its observation is 7, which is not in Discrete"):
         emulator.reset(TASK, seed=0)
     env.seen = {"speed": 1, "picture": np.zeros((4, 5, 3), np.uint8)}
     with pytest.raises(EmulatorError, match="Recorder: picture of its observation has the shape"):
@@ -522,6 +565,71 @@ def test_an_empty_observation_has_no_vector() -> None:
     assert GymnasiumEmulator(lambda: recorder(spaces.Box(0, 1, (0,)), seen=np.zeros(0))).spec.vector_size == 0
 
 
+SIDES = (4, 4)
+
+
+@pytest.mark.parametrize(
+    ("space", "seen"),
+    [
+        (spaces.Box(0, 1, SIDES, np.uint8), np.eye(4, dtype=np.uint8)),
+        (spaces.Box(0, 2, (19, 19), np.uint8), np.eye(19, dtype=np.uint8) * 2),
+        (spaces.Box(0, 1, (6, 7, 3), np.uint8), np.ones((6, 7, 3), np.uint8)),
+        (spaces.Box(1, 255, SIDES, np.uint8), np.full(SIDES, 255, np.uint8)),
+        (spaces.Box(0, 1, SIDES, bool), np.eye(4, dtype=bool)),
+        (spaces.Box(-1, 1, SIDES, np.int8), -np.eye(4, dtype=np.int8)),
+        (spaces.Box(-np.inf, np.inf, (4, 4, 3), np.float32), np.ones((4, 4, 3), np.float32)),
+    ],
+)
+def test_a_board_that_is_no_picture_by_its_bounds_is_numbers(space: spaces.Box, seen: np.ndarray) -> None:
+    emulator = GymnasiumEmulator(lambda: recorder(space, seen=seen))
+    shown = emulator.reset(TASK, seed=0)
+    assert emulator.spec == EmulatorSpec(DiscreteActions(2), seen.size, None) and shown.image is None
+    assert shown.vector is not None and shown.vector.tolist() == seen.astype(np.float32).ravel().tolist()
+
+
+BYTES, UNIT = spaces.Box(0, 255, SIDES, np.uint8), spaces.Box(0.0, 1.0, (4, 4, 3), np.float32)
+
+
+@pytest.mark.parametrize(
+    ("space", "seen", "complaint"),
+    [
+        (BYTES, np.full(SIDES, 0.5), "has fractions, and its space says whole numbers from 0 to 255; correct"),
+        (BYTES, np.full(SIDES, 300), "has values from 300 to 300, and its space says 0 to 255; correct"),
+        (BYTES, np.full(SIDES, -1, np.int8), "has values from -1 to -1"),
+        (UNIT, np.full((4, 4, 3), 200, np.uint8), "has values from 200 to 200, and its space says 0 to 1"),
+        (UNIT, np.full((4, 4, 3), 255.0), "has values from 255 to 255"),
+        (spaces.Discrete(3), -1, r"is -1, which is not in Discrete\(3\)"),
+        (spaces.Discrete(3, start=5), 2, "is 2, which is not in Discrete"),
+        (spaces.MultiDiscrete([3, 2]), np.array([-1, 0]), r"is \[-1, 0\], which is not in MultiDiscrete"),
+        (spaces.Discrete(3), 0.5, "is 0.5, which is not in Discrete"),
+        (spaces.MultiBinary(2), np.array([0, 7]), r"is \[0, 7\], which is not in MultiBinary"),
+        (spaces.Box(-np.inf, np.inf, (2,), np.float64), np.array([1e300, 0]), "has a value beyond float32"),
+    ],
+)
+def test_values_that_their_space_denies_are_named_where_they_would_be_lost(
+    space: spaces.Space[Any], seen: Any, complaint: str
+) -> None:
+    with pytest.raises(EmulatorError, match=f"Recorder: its observation {complaint}"):
+        GymnasiumEmulator(lambda: recorder(space, seen=seen)).reset(TASK, seed=0)
+
+
+def test_values_beyond_their_bounds_that_are_not_lost_are_taken() -> None:
+    seen = GymnasiumEmulator(lambda: recorder(spaces.Box(-1, 1, (2,)), seen=np.array([3.0, -7.0]))).reset(TASK, seed=0)
+    assert seen.vector is not None and seen.vector.tolist() == [3, -7]
+    overshot = GymnasiumEmulator(lambda: recorder(UNIT, seen=np.full((4, 4, 3), 1.05))).reset(TASK, seed=0)
+    assert (pixels(overshot.image) == 255).all()
+
+
+def test_a_vector_of_open_size_is_refused() -> None:
+    class Open(spaces.Box):
+        """As of packages whose arrays have any size."""
+
+    space = Open(0, 9, (3,), np.float32)
+    space._shape = (-1,)
+    with pytest.raises(SettingsError, match="Recorder: its observation space, .* has no fixed size"):
+        GymnasiumEmulator(lambda: recorder(space, seen=np.zeros(3)))
+
+
 # --- success ---------------------------------------------------------------------------------------------------------
 
 
@@ -534,6 +642,18 @@ def test_the_environments_own_judgement_counts_before_the_return(name: str) -> N
     assert emulator.step(0).success is False
     env.info = {name: True}
     assert emulator.step(0).success is True
+
+
+def test_an_environment_that_names_its_successes_has_no_others() -> None:
+    """A truncated episode of it, of which its info says nothing, is no success for the sign of its return."""
+    env = recorder()
+    env.info, env.reward = {"is_success": True}, 1.0
+    emulator = GymnasiumEmulator(lambda: env)
+    emulator.reset(TASK, seed=0)
+    assert emulator.step(0).success
+    env.info = {}
+    emulator.reset(TASK, seed=1)
+    assert emulator.step(0).success is False
 
 
 def test_the_return_above_the_limit_is_a_success_and_is_counted_anew_each_episode() -> None:

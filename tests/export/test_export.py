@@ -204,6 +204,20 @@ def test_lerobot_has_the_files_and_columns_of_version_3(run: Path, tmp_path: Pat
     assert np.shape(statistics["observation.image"]["mean"]) == (3, 1, 1)
 
 
+def test_lerobot_has_each_number_of_a_mixed_action(tmp_path: Path) -> None:
+    made = {}
+    for number, action in enumerate([[2, [0.5, -0.5], 1], [[0.25, 0.75], [1.5, -1.0]], [list(range(12))]]):
+        steps = [replace(step, action=action) for step in episode(0, 0).steps]
+        run = run_with(tmp_path / f"run{number}", [replace(episode(0, 0), steps=steps)])
+        folder = export.export(run, "lerobot", tmp_path / f"out{number}")
+        names = json.loads((folder / "meta/info.json").read_text())["features"]["action"]["names"]
+        [first, *_] = pq.read_table(folder / "data/chunk-000/file-000.parquet").to_pylist()
+        made[number] = dict(zip(names, first["action"], strict=True))
+    assert made[0] == {"action_0": 2.0, "action_1_0": 0.5, "action_1_1": -0.5, "action_2": 1.0}
+    assert made[1] == {"action_0_0": 0.25, "action_0_1": 0.75, "action_1_0": 1.5, "action_1_1": -1.0}
+    assert list(made[2].values()) == list(range(12)), "10 comes behind 9"
+
+
 def test_lerobot_tells_tasks_without_an_instruction_apart(tmp_path: Path) -> None:
     asked = [replace(episode(0, number).ticket, task=Task(f"Game-{number}")) for number in range(2)]
     run = run_with(tmp_path / "mine", [replace(episode(0, each.index), ticket=each) for each in asked])

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from listening import NOBODY, another_user, as_another_user, listeners
 from process_watch import eventually
-from rank_launch import descendants, launch, ranks, started
+from rank_launch import descendants, launch, ranks, started, torchrun
 
 from digirl_dist.errors import PeerError
 from digirl_dist.parallel.loopback import refusing_strangers
@@ -105,3 +105,12 @@ def test_ones_own_connections_are_not_refused() -> None:
         socket.create_connection(server.getsockname()),
     ):
         server.accept()[0].close()
+
+
+@pytest.mark.system
+def test_launchers_that_start_ranks_again_find_them_together() -> None:
+    """torchrun keeps one store for all attempts, and with it the addresses of ranks that have died."""
+    flags = ("--standalone", "--max-restarts=1")
+    ended = launch(torchrun(2, str(Path(__file__).parent / "crash_once.py"), flags=flags))
+    assert ended.status == 0, ended.out
+    assert {f"attempt 1: rank {rank} adds up 2.0" for rank in (0, 1)} <= set(ended.out.splitlines())

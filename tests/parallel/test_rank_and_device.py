@@ -6,7 +6,7 @@ import pytest
 
 from digirl_dist.errors import DeviceError
 from digirl_dist.parallel.compute_device import DeviceRequest, Visible, resolve_device
-from digirl_dist.parallel.rank import Rank, launched_rank, own_rank
+from digirl_dist.parallel.rank import Coordinator, Rank, launched_rank, own_rank, variables_past_proxies
 
 TORCHRUN = {"RANK": "3", "WORLD_SIZE": "4", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "2"}
 JAX = {f"JAX_{name}": value for name, value in TORCHRUN.items()}
@@ -44,8 +44,41 @@ def test_inconsistent_variables_are_a_value_error_that_names_one(change: dict[st
 @pytest.mark.parametrize("missing", ["RANK", "WORLD_SIZE", "LOCAL_RANK"])
 def test_a_missing_variable_is_named(missing: str) -> None:
     variables = {name: value for name, value in TORCHRUN.items() if name != missing}
-    with pytest.raises(ValueError, match=f"{missing} is not set"):
+    with pytest.raises(ValueError, match=f"{missing} is not set.* start with torchrun, .*to run alone, `unset [A-Z]"):
         launched_rank(variables)
+
+
+@pytest.mark.parametrize(
+    "variables",
+    [
+        {"RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29500"},
+        {"WORLD_SIZE": "1"},
+        {"RANK": "", "WORLD_SIZE": "", "LOCAL_RANK": ""},
+        {"JAX_RANK": "0", "JAX_WORLD_SIZE": "1"},
+        {"SLURM_PROCID": "1", "SLURM_NTASKS": "4", "OMPI_COMM_WORLD_RANK": "1", "OMPI_COMM_WORLD_SIZE": "4"},
+    ],
+)
+def test_launchers_variables_of_a_pod_or_a_job_step_that_is_alone_are_no_launch(variables: dict[str, str]) -> None:
+    assert launched_rank(variables) is None
+
+
+def test_launchers_variables_of_a_pod_among_several_are_refused_with_what_to_unset() -> None:
+    with pytest.raises(ValueError, match="LOCAL_RANK is not set beside RANK and WORLD_SIZE; .*`unset RANK WORLD_SIZE`"):
+        launched_rank({"RANK": "1", "WORLD_SIZE": "4"})
+    with pytest.raises(ValueError, match="WORLD_SIZE is not set beside RANK; .*`unset RANK`"):
+        launched_rank({"RANK": "0"})
+
+
+@pytest.mark.parametrize(
+    ("known", "wanted"),
+    [
+        ({}, "10.0.0.1"),
+        ({"http_proxy": "http://p:1", "no_proxy": "a.example,b"}, "a.example,b,10.0.0.1"),
+        ({"no_grpc_proxy": "c", "no_proxy": "b"}, "c,10.0.0.1"),
+    ],
+)
+def test_proxies_are_passed_by_on_the_way_to_the_coordinator(known: dict[str, str], wanted: str) -> None:
+    assert variables_past_proxies(known, Coordinator("10.0.0.1", 5000)) == {"no_grpc_proxy": wanted}
 
 
 @pytest.mark.parametrize(

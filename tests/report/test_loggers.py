@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import math
+import posixpath
+import re
 import signal
 import sqlite3
 import subprocess
@@ -58,6 +61,8 @@ class Run:
         self.measured: list[dict[str, Any]] = []
         self.asked_after: list[int] = []
         self.run_id, self.is_copy = "run1", False
+        self.config: dict[str, Any] = {}
+        self.more: dict[str, Any] = {}
 
     def _after(self, iteration: int) -> list[dict[str, Any]]:
         self.asked_after.append(iteration)
@@ -67,7 +72,7 @@ class Run:
         """Makes these iterations in one process, with an evaluation before the first if that is 0 or 3."""
         while any(self.folder.glob(f"tensorboard/*.tfevents.{int(time.time())}.*")):
             time.sleep(0.1)  # TensorBoard reads files in the order of their seconds
-        config = {"seed": 1, "judge.key": SECRET, "save_path": str(self.folder)}
+        config = {"seed": 1, "judge.key": SECRET, "save_path": str(self.folder), **self.config}
         run = LoggedRun(self.run_id, "mine", str(self.folder), "project", config, is_copy=self.is_copy)
         log = ExperimentLog(self.loggers, run, lambda name, reason: self.failed.append((name, reason)))
         begin = iterations[0] if first is None else first
@@ -78,7 +83,7 @@ class Run:
             self.measured.append(measured)
             log.evaluation(measured, begin)
         for iteration in iterations:
-            self.metrics.append(figures(iteration))
+            self.metrics.append({**figures(iteration), **self.more})
             log.iteration(self.metrics[-1], EPISODES, iteration)
         log.close()
 
@@ -134,6 +139,51 @@ def test_a_logger_that_is_added_later_gets_the_whole_curve(tmp_path: Path) -> No
     run.train([2])
     seen = EventAccumulator(str(tmp_path / "tensorboard")).Reload()
     assert [point.step for point in seen.Scalars("learning/success_rate")] == [0, 1, 2]
+
+
+ODD = {
+    "val/mean@1": 1.0,
+    "val/mean#1": 2.0,
+    "val/mean_1": 3.0,
+    "val": 4.0,
+    "algorithm/val/deep": 5.0,
+    "//": 6.0,
+    "../../up": 7.0,
+    "/absolute": 8.0,
+    "x" * 300 + "/" + "y" * 300 + "/z": 9.0,
+    "größe/😀": 10.0,
+    "_step/_wandb": 11.0,
+    "a\ud800\0\n/b": 12.0,
+    "success_rate/deep": 13.0,
+    "learning/success_rate/deep": 14.0,
+    "": 15.0,
+}
+
+
+def test_names_that_are_odd_are_cleaned_part_by_part_and_kept_apart() -> None:
+    found = tags({**ODD, "success_rate": 0.5, "loss@": math.nan, "big": 1e300, "least": -math.inf})
+    assert len(found) == len(ODD) + 1 and sorted(found.values()) == sorted([*ODD.values(), 0.5])
+    assert (found["val/mean_1"], found["algorithm/val"], found["learning/success_rate"]) == (3.0, 4.0, 0.5)
+    for name in found:
+        assert len(name) <= 250 and re.fullmatch(r"[\w.\- /]+", name) and posixpath.normpath(name) == name, name
+        assert not any(other.startswith(f"{name}/") for other in found), "a name is no folder of another"
+    assert list(tags({"val/mean@1": 1.0})) == ["val/mean_1"]
+
+
+@pytest.mark.component
+@pytest.mark.parametrize("logger", ["tensorboard", "mlflow", "wandb"])
+def test_names_that_are_odd_end_no_logger(logger: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip(logger)
+    monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
+    monkeypatch.setenv("WANDB_MODE", "offline")
+    monkeypatch.setattr(logger_process, "CLOSE_S", 120.0)  # names are tried here, and not how quick a library is
+    run = Run(tmp_path, logger)
+    run.config = {"emulator.kwargs.a/../b@c": 1, "emulator.kwargs.a": "", "x" * 300: 2}
+    run.more = ODD
+    run.train([0, 1])
+    log = tmp_path / f"logger-{logger}.log"
+    assert not run.failed, log.read_text() if log.exists() else run.failed
+    assert json.loads((tmp_path / "loggers.json").read_text())[logger]["figures"] == 1
 
 
 @pytest.mark.component

@@ -6,6 +6,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 from run_files import lines
 from small_run import episode
@@ -27,6 +28,7 @@ from digirl_dist.storage.run_folder import RunFolder
 from digirl_dist.storage.status import Status
 from digirl_dist.storage.trajectory_store import Store
 from digirl_dist.tasks import Plan, Task, Ticket
+from digirl_dist.trainer import Update
 from digirl_dist.trajectory import Observation, Step, Trajectory
 
 
@@ -105,3 +107,16 @@ def test_a_checkpoint_whose_measurement_a_crash_left_unrated_is_rated_by_the_nex
     best = checkpoints.best()
     assert best is not None and best.iteration == 0
     assert len(lines(folder.evaluations)) == 1, "it was not measured again"
+
+
+def test_groups_whose_seed_is_ignored_are_reported_once(folder: RunFolder) -> None:
+    report, checkpoint = report_of(folder), Checkpoint(Path(), 0, {})
+    for iteration in range(2):
+        starts = [Observation(vector=np.full(1, number, np.float32)) for number in range(2)]
+        found = [
+            replace(each, steps=[replace(each.steps[0], observation=start)])
+            for each, start in zip(episodes(0, [True, False]), starts, strict=True)
+        ]
+        report.iteration(CollectionResult(iteration, found), Update(checkpoint, {}, 0.0, 0.0))
+    told = [line for line in lines(folder.events) if line["event"] == "starts_differ"]
+    assert len(told) == 1 and "task a: two episodes of seed 0 started differently" in told[0]["reason"]

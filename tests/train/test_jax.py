@@ -8,7 +8,7 @@ import time
 from pathlib import Path
 
 import pytest
-from rank_launch import example, launch, launch_together
+from rank_launch import LIMIT_S, example, launch, launch_together, started
 from run_files import metrics
 from train.test_train import episodes, state, took_part
 
@@ -157,3 +157,20 @@ def test_jax_without_cuda_is_told_what_to_install(tmp_path: Path) -> None:
     ended = launch([*command, "trainer.device=cuda"])
     assert ended.status == 2, ended.out
     assert "pip install 'jax[cuda13]'" in ended.out and "Traceback" not in ended.out
+
+
+@pytest.mark.system
+def test_proxies_do_not_keep_ranks_from_their_coordinator(tmp_path: Path) -> None:
+    """gRPC asks the proxy of http_proxy for the coordinator, and JAX then aborts the process."""
+    launcher = [sys.executable, "-m", "digirl_dist.parallel.jax", "--nproc_per_node=2"]
+    program = [
+        "-m",
+        "digirl_dist.train",
+        "--distributed",
+        "trainer=jax",
+        *words(tmp_path / "run", "train_iterations=1"),
+    ]
+    nowhere = "http://127.0.0.1:9"
+    with started([*launcher, *program], http_proxy=nowhere, https_proxy=nowhere, grpc_proxy=nowhere) as process:
+        out, _ = process.communicate(timeout=LIMIT_S)
+    assert process.returncode == 0, out

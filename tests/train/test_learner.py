@@ -129,3 +129,17 @@ def test_a_figure_named_like_one_of_the_runs_own_is_refused_before_anything_is_s
 def test_the_stream_that_evaluates_has_seeds_of_its_own() -> None:
     assert stream().episode(0).ticket.seed in SEEDS["train"]
     assert stream("validate").episode(0).ticket.seed in SEEDS["validate"]
+
+
+def test_endless_evaluations_return_without_figures(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("digirl_dist.train.streams.MOST_STEPS", 5)
+    made: list[Stream] = []
+
+    def endless() -> Stream:
+        made.append(Stream(Counter(10**9), Counter.tasks("", "train"), "rank0", 0, seed=5, share="validate"))
+        return made[-1]
+
+    assert StreamEvaluator(endless, None, every=1, episodes=3).figures(Coin(Counter.spec), 0) == {}
+    assert len(made) == 1 and made[0].has_endless, "the first episode says it all"
+    bounded = StreamEvaluator(endless, 4, every=1, episodes=3).figures(Coin(Counter.spec), 0)
+    assert set(bounded) == {"eval_reward_mean", "eval_success_rate"}

@@ -146,3 +146,42 @@ def test_episodes_of_a_group_start_alike_and_act_each_on_their_own() -> None:
     seeds = [each.ticket.seed for each in found]
     assert len(set(seeds[:3])) == len(set(seeds[3:])) == 1 and seeds[0] != seeds[3]
     assert len({tuple(step.action for step in each.steps) for each in found}) == 6
+
+
+def test_endless_episodes_are_truncated_and_named_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("digirl_dist.train.streams.MOST_STEPS", 4)
+    told: list[str] = []
+    stream = Stream(Counter(10**9), Counter.tasks("default", "train"), "rank0", 0, seed=3, say=told.append)
+    found = Streams([stream], None).collect(Dice(), 0, steps=13)
+    assert [len(each.steps) for each in found.episodes] == [4, 4, 4]
+    assert all(each.steps[-1].truncated and not each.steps[-1].terminated for each in found.episodes)
+    (words,) = told
+    assert words.startswith("task ") and "no end after 4 steps; set max_steps" in words and stream.has_endless
+    bounded = Stream(Counter(10**9), Counter.tasks("default", "train"), "rank0", 0, seed=3, say=told.append)
+    assert [len(each.steps) for each in Streams([bounded], 7).collect(Dice(), 0, steps=8).episodes] == [7]
+    assert len(told) == 1, "who set max_steps knows"
+
+
+def test_a_long_episode_of_a_bounded_run_is_resumed_beyond_the_usual_limit(monkeypatch: pytest.MonkeyPatch) -> None:
+    left, resumed = streams(10**9, max_steps=50), streams(10**9, max_steps=50)
+    left.collect(Dice(), 0, steps=9)
+    monkeypatch.setattr("digirl_dist.train.streams.MOST_STEPS", 4)
+    resumed.load_state(json.loads(json.dumps(left.state())))
+    assert resumed.state() == left.state()
+
+
+class Seedless(Counter):
+    """Starts anywhere."""
+
+    def _see(self) -> Observation:
+        return Observation(vector=np.random.default_rng().normal(size=2).astype(np.float32))
+
+
+@pytest.mark.parametrize(("emulator", "size", "count"), [(Seedless, 3, 1), (Seedless, 1, 0), (Counter, 3, 0)])
+def test_seeds_that_an_emulator_ignores_are_named_once(emulator: type[Counter], size: int, count: int) -> None:
+    told: list[str] = []
+    stream = Stream(
+        emulator(2), Counter.tasks("default", "train"), "rank0", 0, seed=3, group_size=size, say=told.append
+    )
+    Streams([stream], None).collect(Dice(), 0, steps=30)
+    assert len(told) == count and all("task count: two episodes of seed" in each for each in told)

@@ -24,8 +24,8 @@ class GymnasiumSettings(EmulatorPlugin):
     kwargs: dict[str, Any] = field(default_factory=dict)
     """Arguments of the environment besides its registered ones."""
     success_reward: Real | None = None
-    """An episode is a success if its return is above this, unless the environment sets ``info["success"]``. null: above
-    0, and no success rate is reported until there were both successes and failures."""
+    """An episode is a success if its return is above this, unless the environment ever sets ``info["success"]`` or
+    ``info["is_success"]``. null: above 0, and no success rate is reported until there were successes and failures."""
     observe: list[str] = field(default_factory=list)
     """Entries of a dict observation that are used; empty: all."""
     touch: str | None = None
@@ -42,7 +42,7 @@ class GymnasiumSettings(EmulatorPlugin):
 
         factory = gymnasium_factory(self)
         extras = ("atari",) if (self.id or "").startswith("ALE/") else ()
-        return Device(factory, gymnasium_spec(factory), extras=extras)
+        return Device(factory, gymnasium_spec(factory, self.kwargs), extras=extras)
 
     def tasks(self, task_set: str, split: str) -> Sequence[Task]:
         from digirl_dist.emulator.gymnasium import gymnasium_tasks

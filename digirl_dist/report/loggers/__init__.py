@@ -10,13 +10,20 @@ import base64
 import importlib
 import io
 import pkgutil
-from collections.abc import Callable, Iterator, Sequence
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from hashlib import sha256
 from pathlib import Path
 from types import ModuleType
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 from digirl_dist.types import Json
+
+T = TypeVar("T")
+
+_LONGEST_PART, _LONGEST_NAME = 100, 200
+"""Characters; MLflow takes names of 250."""
 
 
 class Logger(Protocol):
@@ -65,6 +72,29 @@ def hand(logger: Logger, kind: str, content: Json, step: int) -> None:
         logger.episodes(content, step)
     else:
         logger.figures(content, step)
+
+
+def plain_names(named: Mapping[tuple[str, ...], T]) -> dict[str, T]:
+    """Returns values by names that all loggers take: the parts, cleaned, with slashes between them.
+
+    A name that would be another's, lie below another (which is a file of MLflow's) or be too long gets a digest.
+    """
+    plain = {parts: "/".join(map(_plain, parts)) for parts in named}
+    names, found = set(plain.values()), {}
+    for parts in sorted(plain, key=lambda each: (plain[each] != "/".join(each), each)):  # unchanged names come first
+        name = plain[parts]
+        above = ("/".join(name.split("/")[:count]) for count in range(1, name.count("/") + 1))
+        if name in found or len(name) > _LONGEST_NAME or any(each in names for each in above):
+            mark = sha256("/".join(parts).encode(errors="replace")).hexdigest()[:8]
+            name = f"{name.replace('/', '_')[:_LONGEST_NAME]}-{mark}"
+        found[name] = named[parts]
+    return found
+
+
+def _plain(part: str) -> str:
+    """Returns a part of a name in characters that all loggers take; dots alone are a folder to some."""
+    cleaned = re.sub(r"[^\w.\- ]", "_", part).strip(". ")
+    return cleaned[:_LONGEST_PART] or "_"
 
 
 def pictures(rows: Sequence[dict[str, Json]]) -> Iterator[tuple[str, bytes, dict[str, Json]]]:

@@ -10,7 +10,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TypeVar
 
-from digirl_dist.report.loggers import LoggedRun, pictures
+from digirl_dist.report.loggers import LoggedRun, pictures, plain_names
 from digirl_dist.types import Json
 
 PACKAGE = "mlflow"
@@ -71,7 +71,8 @@ class MLflow:
     def _tell_config(self, config: dict[str, Json]) -> None:
         from mlflow.entities import Param
 
-        for part in _parts([Param(name, str(value)[:_LONGEST]) for name, value in config.items()]):
+        plain = plain_names({(name,): value for name, value in config.items()})
+        for part in _parts([Param(name, str(value)[:_LONGEST]) for name, value in plain.items()]):
             self._client.log_batch(self._id, params=part)
 
 

@@ -1,0 +1,108 @@
+"""What a user's file holds at its top travels to workers, or is named with a remedy that works."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from digirl_dist.child_process import environment
+from digirl_dist.errors import SettingsError
+from digirl_dist.user_code.blame import lacking_here
+from digirl_dist.user_code.entry_point import load_entry_point
+from digirl_dist.user_code.packing import pack
+
+FAILING = {
+    "LOCK": "import threading\nLOCK = threading.Lock()\ndef play():\n    with LOCK: return 1",
+    "LIB": "import ctypes\nLIB = ctypes.CDLL('libc.so.6')\ndef play():\n    return LIB.abs(-1)",
+    "ABS": "import ctypes\nABS = ctypes.CDLL('libc.so.6').abs\ndef play():\n    return ABS(-1)",
+    "KEPT": "import sqlite3\nKEPT = {'base': sqlite3.connect(':memory:')}\ndef play():\n    return KEPT",
+    "WORDS": "WORDS = (word for word in 'ab')\ndef play():\n    return next(WORDS)",
+    "LINK": "import socket\nLINK = socket.socket()\ndef play():\n    return LINK.fileno()",
+}
+TRAVELLING = {
+    "cached": "import functools\n@functools.lru_cache\ndef price(n): return n / 10\ndef play(): return price(5) * 2",
+    "recursive": (
+        "import functools\n@functools.lru_cache(maxsize=None)\n"
+        "def fib(n): return n if n < 2 else fib(n - 1) + fib(n - 2)\ndef play(): return fib(2)"
+    ),
+    "cached_method": (
+        "import functools\nclass Mine:\n    @functools.cache\n    def price(self): return 1\n"
+        "def play(): return Mine().price()"
+    ),
+    "lazy": "def play():\n    from helper import GAIN\n    return GAIN",
+    "lazy_package": "def play():\n    import tools.deep\n    return tools.deep.GAIN",
+    "lazy_chain": "def play():\n    import chain\n    return chain.GAIN",
+    "relative": "def play():\n    from tools import relative\n    return relative.GAIN",
+}
+NEIGHBOURS = {
+    "helper.py": "GAIN = 1",
+    "chain.py": "import helper\nGAIN = helper.GAIN",
+    "tools/__init__.py": "",
+    "tools/deep.py": "GAIN = 1",
+    "tools/relative.py": "from .deep import GAIN",
+}
+
+
+@pytest.fixture
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    folder = tmp_path / "host"
+    for name, content in NEIGHBOURS.items():
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_text(content)
+    monkeypatch.chdir(folder)
+    monkeypatch.setattr(sys, "path", [str(folder), *sys.path])
+    before = set(sys.modules)
+    yield folder
+    for name in set(sys.modules) - before:
+        del sys.modules[name]
+
+
+def loaded(folder: Path, name: str, content: str) -> Any:
+    (folder / f"{name}.py").write_text(content)
+    return load_entry_point(f"{name}:play", "emulator.entry_point")
+
+
+@pytest.mark.parametrize("name", FAILING)
+def test_module_state_that_cannot_travel_is_named_with_its_file_and_a_remedy(name: str, here: Path) -> None:
+    play = loaded(here, f"holds_{name.lower()}", FAILING[name])
+    with pytest.raises(SettingsError) as refusal:
+        pack(play)
+    words = str(refusal.value)
+    assert words.startswith(f"{here}/holds_{name.lower()}.py: its global {name}, with an object of type ")
+    assert "\n" not in words and "make it in __init__" in words
+
+
+@pytest.mark.component
+@pytest.mark.parametrize("name", TRAVELLING)
+def test_module_state_that_can_travel_does(name: str, here: Path, tmp_path: Path) -> None:
+    """In a process that has none of the files."""
+    worker = tmp_path / "worker"
+    worker.mkdir()
+    (worker / "packed").write_bytes(pack(loaded(here, f"travels_{name}", TRAVELLING[name])))
+    script = "from digirl_dist.user_code.packing import unpack_file; print(unpack_file('packed')())"
+    there = subprocess.run(
+        [sys.executable, "-c", script],
+        cwd=worker,
+        env=environment(),
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert (there.stdout.strip() in ("1", "1.0"), there.stderr) == (True, "")
+
+
+def test_module_state_read_from_a_data_file_gets_a_remedy(here: Path) -> None:
+    play = loaded(here, "reads", "import os\ndef play(): open(os.path.join(os.path.dirname(__file__), 'maze.txt'))")
+    with pytest.raises(FileNotFoundError) as missing:
+        play()
+    assert "data files do not go to workers: read them at the top of your module" in lacking_here(missing.value)
+    elsewhere = loaded(here, "reads_elsewhere", "def play(): open('/no/such/file')")
+    with pytest.raises(FileNotFoundError) as missing:
+        elsewhere()
+    assert lacking_here(missing.value) == "", "that may lack anywhere"
