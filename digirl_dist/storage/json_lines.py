@@ -12,7 +12,7 @@ from typing import Any, BinaryIO
 
 from digirl_dist.errors import RunFolderError
 from digirl_dist.settings import regular_file
-from digirl_dist.storage import strict_json
+from digirl_dist.storage import atomic_files, strict_json
 from digirl_dist.types import Json
 
 _BLOCK = 1 << 12
@@ -67,7 +67,7 @@ def opened_to_append(path: Path) -> FileIO:
 
     Raises OSError.
     """
-    file = FileIO(path, "a+b")
+    file = atomic_files.opened_to_append(path)
     size = file.seek(0, os.SEEK_END)
     if (whole := _end_of_whole_lines(file, size)) < size:
         file.truncate(whole)

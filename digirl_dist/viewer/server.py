@@ -188,7 +188,8 @@ class Pages:
         return respond
 
     def _explain(self, run: ViewedRun, request: Request) -> Any:
-        return clean(self._explainer.explain(run.run.folder, request.query_params["key"], _number(request, "version")))
+        asked, version = request.query_params["key"], _number(request, "version")
+        return clean(self._explainer.explain(run.run.folder, asked, version, run.run.trust))
 
     def _image(self, request: Request) -> Response:
         asked = request.query_params
