@@ -40,7 +40,7 @@ def execute(options: argparse.Namespace) -> int:
     if second.exists() and (not second.is_dir() or any(second.iterdir())):
         raise SettingsError(f"{second} is there already: name another folder with --into")
     source = of_run_folder(options.run, options.overrides, options.trust)
-    made = len(Metrics(first / "metrics.jsonl").lines)
+    made = len(Metrics(first / "metrics.jsonl").iterations)
     iterations = made if options.iterations is None else options.iterations
     if not 1 <= iterations <= made:
         raise SettingsError(f"--iterations {iterations} cannot be compared: {first} has {made} finished iterations")
