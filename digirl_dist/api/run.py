@@ -69,7 +69,7 @@ class Run:
         return _frame(json_lines.read(self.folder / "evaluation.jsonl"), ("checkpoint", *metrics.measured(0, ())))
 
     def events(self) -> pandas.DataFrame:
-        """Returns a table with a row per event of a worker, slot or transfer."""
+        """Returns a table with a row per event of a worker, slot or transfer, of the newest 32 MiB of them."""
         return _frame(json_lines.read(self.folder / "events.jsonl"), ("time", "event", "worker"))
 
     def episodes(self) -> Episodes:
