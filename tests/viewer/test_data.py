@@ -341,7 +341,7 @@ def test_a_bundle_that_cannot_be_written_leaves_the_one_before(
 
     folder, path = make_run(tmp_path / "run", iterations=1), write_bundle([], tmp_path / name)
     before = path.read_bytes()
-    monkeypatch.setattr(Path, "write_text", full)
+    monkeypatch.setattr(Path, "write_bytes", full)
     monkeypatch.setattr(zipfile.ZipFile, "writestr", full)
     with pytest.raises(RunFolderError, match=f"--bundle .*{name} cannot be written: No space left"):
         write_bundle([Run(folder)], path)

@@ -72,6 +72,7 @@ def test_the_lines_that_are_kept_for_pages_are_bounded(tmp_path: Path) -> None:
     assert figures["lines"][-1]["iteration"] == 999 and len(json.dumps(figures)) < 60_000
 
 
+@pytest.mark.long(60)
 def test_opening_an_episode_calls_nothing_that_a_checkpoint_names(tmp_path: Path) -> None:
     """Class 4: the page asks for the explanation by itself, and the agent was built from the manifest."""
     run = make_run(tmp_path / "run", iterations=1)
