@@ -36,7 +36,8 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> Iterator[list[Path]]:
 
 
 @pytest.mark.parametrize("command", COMMANDS)
-@pytest.mark.long(300)
+@pytest.mark.long(120)
+@pytest.mark.timeout(1800)
 def test_no_command_calls_what_a_stranger_names_or_leaves_the_folder(
     command: str, folders: list[Path], tmp_path: Path
 ) -> None:
