@@ -63,8 +63,9 @@ class Watch:
         return path if flags & _WRITES and not self._may_be_written(path) else ""
 
     def _may_be_written(self, path: str) -> bool:
-        folder = os.path.realpath(os.path.dirname(os.path.abspath(path)))
-        return folder.startswith((str(self._place), str(self.folder))) or path == os.devnull
+        folder, name = os.path.split(os.path.abspath(path))
+        file = Path(os.path.realpath(folder), name)
+        return any(file.is_relative_to(each) for each in (self._place, str(self.folder), os.devnull))
 
 
 def _cli(*words: str) -> None:
