@@ -121,7 +121,7 @@ def keep_short(log: Path) -> None:
 
 def opened_log(log: Path) -> BinaryIO:
     """Opens a log for what a child and all that it starts print, and keeps it short."""
-    opened = log.open("ab")
+    opened = open(log, "ab", opener=lambda name, flags: os.open(name, flags | os.O_NOFOLLOW))
     keep_short(log)
     return opened
 
@@ -131,7 +131,7 @@ def shorten(log: Path) -> None:
 
     What they write at the very moment may be lost. Raises OSError.
     """
-    file = os.open(log, os.O_RDWR | os.O_APPEND | os.O_NONBLOCK)
+    file = os.open(log, os.O_RDWR | os.O_APPEND | os.O_NONBLOCK | os.O_NOFOLLOW)
     try:
         size = os.fstat(file).st_size
         if size > _LONGEST_LOG:

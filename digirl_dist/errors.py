@@ -231,5 +231,9 @@ def failure_here(worker: str, doing: str, error: Exception) -> WorkerError:
     return HandlingError(worker, f"internal error: this program cannot {doing}\n{trace}", "please report it")
 
 
+class UntrustedError(SettingsError):
+    """A folder that may be a stranger's names code, files, programs or machines, and nobody said that they be used."""
+
+
 class CollectionError(DigirlDistError):
     """The tickets of an iteration cannot be completed."""

@@ -61,6 +61,56 @@ IMPLEMENTATIONS = {
 """Only the composition root, the room ``assembly``, and the plugins of their own room import these."""
 
 
+OPENERS = {"settings.regular_file": "reads", "storage.atomic_files": "writes"}
+OPENS = {
+    *(
+        "open",
+        "os.open",
+        "io.open",
+        "FileIO",
+        "mmap.mmap",
+        "np.load",
+        "torch.load",
+        "safe_open",
+        "load_file",
+        "save_file",
+    ),
+    *(".open", ".read_text", ".read_bytes", ".write_text", ".write_bytes"),
+}
+"""A name with a dot in front is a method: of a path where it has no argument but modes, encodings and contents."""
+OPEN_BY_THEMSELVES = {
+    "capacity": "cgroups' files",
+    "child_process": "logs of children; it is below the room of the openers, and follows no link",
+    "doctor": "/proc and /sys of this machine, and its AVDs",
+    "emulator": "pages of packages, AVDs, consoles and locks of this machine",
+    "parallel.loopback": "/proc",
+    "ray_cluster": "job folders of this process's own user, on workers",
+    "setup": "scripts of this package",
+    "ssh": "keys, configurations and known hosts of the user, and folders of mode 0700",
+    "user_code.packing": "files that the host packed for its own processes",
+    "worker_program": "job folders on workers, which have their own opener",
+    "fleet.install": "this package, to be packed",
+    "fleet.remote_python": "a program of this package",
+    "agent.vlm.served": "a folder made by mkdtemp",
+    "collect.inline": "a folder made by mkdtemp",
+    "trainer.torchrun": "a folder made by mkdtemp, for its ranks",
+    "protocol.job_folder": "job folders on workers, and /proc",
+    "exit_status": "/dev/null",
+    "export.forms": "a folder made by mkdtemp, until all of it is there",
+    "report.loggers": "a folder made by mkdtemp",
+    "report.page": "a page of this package",
+    "report.why": "/proc",
+    "cli.commands.init": "a file of this package",
+    "viewer.bundle": "pages of this package",
+    "viewer.server": "pages of this package",
+    "storage.checkpoint": "weights, once regular_file has looked at them; new ones in a new folder",
+    "storage.import_digirl": "pictures that the user names",
+    "storage.machine": "/proc",
+    "storage.safe_torch_load": "what regular_file has looked at, and /proc",
+    "train.resume": "bytes that are in memory",
+}
+
+
 def layer(part: str) -> int:
     return next(level for level, parts in enumerate(LAYERS) if part in parts)
 
@@ -165,3 +215,29 @@ def test_the_way_to_a_worker_program_imports_nothing_heavy() -> None:
     )
     shown = subprocess.run([sys.executable, "-c", program], env=environment(), capture_output=True, text=True)
     assert shown.stdout.strip() == "[]"
+
+
+def _opens(path: Path) -> Iterator[str]:
+    """Calls that open a file by themselves, with their lines; ``Image.open`` and ``ssh``'s ``open`` are none."""
+    for node in ast.walk(ast.parse(path.read_text())):
+        if not isinstance(node, ast.Call):
+            continue
+        called = ast.unparse(node.func)
+        method = f".{node.func.attr}" if isinstance(node.func, ast.Attribute) else called
+        is_mode = all(isinstance(each, ast.Constant) and isinstance(each.value, str) for each in node.args)
+        is_path = method != ".open" or (is_mode and bool(node.args))
+        if called in OPENS or (method in OPENS and is_path and not called.startswith("atomic_files.")):
+            yield f"{path.relative_to(ROOT)}:{node.lineno} {called}"
+
+
+@pytest.mark.unit
+def test_files_are_opened_in_two_places_and_elsewhere_for_a_reason() -> None:
+    """Class 4: a run folder may be a stranger's, whose pipes, devices and links no other module meets."""
+    allowed, used, bare = (*OPENERS, *OPEN_BY_THEMSELVES), set(), []
+    for name, path in modules():
+        place = next((each for each in allowed if f"{name}.".startswith(f"{each}.")), None)
+        found = list(_opens(path))
+        used |= {place} if found else set()
+        bare += found if place is None else []
+    assert bare == []
+    assert used >= set(allowed), f"no reason is needed for {set(allowed) - used}"

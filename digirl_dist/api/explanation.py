@@ -106,7 +106,7 @@ def _learned_from(run: Run, episode: Trajectory, settings: Settings) -> tuple[li
 def _settings(run: Run) -> Settings:
     from digirl_dist.settings import configuration
 
-    return configuration.load(str(run.folder.resolve()), "config", [])
+    return configuration.load_run(run.folder.resolve(), trust=run.trust)
 
 
 def _algorithm(settings: Settings, policy: Policy) -> Algorithm:

@@ -20,6 +20,8 @@ from digirl_dist.user_code.state import load_state
 if TYPE_CHECKING:
     import torch
 
+    from digirl_dist.agent.plugins import AgentPlugin
+    from digirl_dist.emulator import EmulatorSpec
     from digirl_dist.settings import AgentSettings
 
 
@@ -70,24 +72,30 @@ class Policy:
         self._rng = np.random.default_rng(seed)
 
     @classmethod
-    def load(cls, checkpoint: Checkpoint) -> Policy:
-        """Returns the policy of a checkpoint. Raises CheckpointError if it is damaged or does not name its agent."""
+    def load(cls, checkpoint: Checkpoint, trust: bool = False) -> Policy:
+        """Returns the policy of a checkpoint.
+
+        Raises CheckpointError if it is damaged or does not name its agent, and UntrustedError if it names a class,
+        model or server of its own, unless you ``trust`` whoever made it.
+        """
         arguments.of_kind("checkpoint", checkpoint, Checkpoint, "a Checkpoint; a folder is for Policy.from_folder")
         from digirl_dist.assembly.policy import agent_settings_of
 
-        settings, spec = agent_settings_of(checkpoint)
+        settings, spec = agent_settings_of(checkpoint, trust)
+        if not trust:
+            _refuse_other_shapes(settings, spec, checkpoint)
         made = cls(settings.build(spec), checkpoint.state(), checkpoint.iteration)
         made.settings, made.described = settings, checkpoint.policy
         return made
 
     @classmethod
-    def from_folder(cls, folder: str | Path) -> Policy:
-        """Returns the policy of an exported folder or a checkpoint's folder. Raises CheckpointError."""
+    def from_folder(cls, folder: str | Path, trust: bool = False) -> Policy:
+        """Returns the policy of an exported folder or a checkpoint's folder. Raises as ``load``."""
         path = arguments.folder("folder", folder)
         if not (path / "manifest.json").exists():
             remedy = f"name an export's folder or a checkpoint's; Run({str(path)!r}).policy() takes that of a run"
             raise CheckpointError(f"{path} holds no policy -> {remedy}")
-        return cls.load(read_checkpoint(path))
+        return cls.load(read_checkpoint(path), trust)
 
     def act(self, observation: Observation, seed: int | None = None) -> Decision:
         """Samples an action; the same ``seed`` gives the same action. Raises AgentError if the agent cannot decide."""
@@ -116,3 +124,15 @@ class Policy:
             return []
         with torch.no_grad():
             return list(cast(ExplainingAgent, self.agent).probabilities(observations))
+
+
+def _refuse_other_shapes(settings: AgentPlugin, spec: EmulatorSpec, checkpoint: Checkpoint) -> None:
+    """Builds the agent without memory for its weights. Raises CheckpointError if its tensors are not the checkpoint's,
+    which a stranger's manifest may have made larger than any machine."""
+    import torch
+
+    with torch.device("meta"):
+        state = construct(settings.build(spec), _MEMBERS).state_dict()
+    built = {name: tuple(tensor.shape) for name, tensor in state.items()}
+    if built != {name: info.shape for name, info in checkpoint.tensors.items()}:
+        raise CheckpointError(f"the tensors of {checkpoint.folder} are not those of the agent that its manifest names")

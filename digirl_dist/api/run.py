@@ -14,6 +14,7 @@ from digirl_dist.errors import CheckpointError, RunFolderError, TrajectoryError
 from digirl_dist.plain_text import one_line
 from digirl_dist.report import metrics
 from digirl_dist.report.record import config_of, metrics_of
+from digirl_dist.settings import regular_file
 from digirl_dist.storage import json_lines
 from digirl_dist.storage.checkpoint import Checkpoints
 from digirl_dist.storage.episode_index import EpisodeIndex
@@ -32,9 +33,13 @@ if TYPE_CHECKING:
 class Run:
     """Reads a run's folder (``save_path``). Every call reads the present state; nothing is written."""
 
-    def __init__(self, folder: str | Path) -> None:
-        """Raises NoRunError for a folder in which no run began."""
+    def __init__(self, folder: str | Path, trust: bool = False) -> None:
+        """``trust`` lets ``policy`` and ``explain`` use the classes, models and servers that the folder names.
+
+        Raises NoRunError for a folder in which no run began.
+        """
         self.folder = existing_run(arguments.folder("folder", folder))
+        self.trust = trust
         self.index = EpisodeIndex(self.folder)
         """Index of the episodes; refresh it to follow the run."""
 
@@ -64,7 +69,7 @@ class Run:
         return _frame(json_lines.read(self.folder / "evaluation.jsonl"), ("checkpoint", *metrics.measured(0, ())))
 
     def events(self) -> pandas.DataFrame:
-        """Returns a table with a row per event of a worker, slot or transfer."""
+        """Returns a table with a row per event of a worker, slot or transfer, of the newest 32 MiB of them."""
         return _frame(json_lines.read(self.folder / "events.jsonl"), ("time", "event", "worker"))
 
     def episodes(self) -> Episodes:
@@ -102,9 +107,11 @@ class Run:
 
         from digirl_dist.storage import parquet
 
-        files = sorted(map(str, (self.folder / "trajectories").glob("[0-9]*.parquet")))
+        files = sorted((self.folder / "trajectories").glob("[0-9]*.parquet"))
         try:
-            return pyarrow.dataset.dataset(files, format="parquet", schema=None if files else parquet.SCHEMA)
+            names = [str(regular_file.checked(file)) for file in files]
+            pyarrow.dataset.dataset(names[:1], format="parquet")
+            return pyarrow.dataset.dataset(names, format="parquet", schema=parquet.SCHEMA)
         except (pyarrow.ArrowException, OSError) as error:
             raise TrajectoryError(f"{self.folder / 'trajectories'} cannot be read: {str(error)[:300]}") from error
 
@@ -113,7 +120,10 @@ class Run:
         return Checkpoints(self.folder / "checkpoints").iterations()
 
     def policy(self, version: int | None = None) -> Policy:
-        """Returns the newest policy, or that of ``version``. Raises CheckpointError if it was not kept."""
+        """Returns the newest policy, or that of ``version``.
+
+        Raises CheckpointError if it was not kept, UntrustedError as ``Policy.load``.
+        """
         from digirl_dist.api.policy import Policy
 
         if version is not None:
@@ -122,7 +132,8 @@ class Run:
         if not kept or (version is not None and version not in kept):
             wanted = "no checkpoint" if version is None else f"no checkpoint {version}"
             raise CheckpointError(f"{self.folder} has {wanted}; kept are {', '.join(map(str, kept)) or 'none'}")
-        return Policy.load(Checkpoints(self.folder / "checkpoints").open(kept[-1] if version is None else version))
+        checkpoint = Checkpoints(self.folder / "checkpoints").open(kept[-1] if version is None else version)
+        return Policy.load(checkpoint, self.trust)
 
     def explain(self, episode: Episode | str, version: int | None = None) -> Explanation:
         """Returns what the acting policy (or ``version``) thought at each step, and what the update made of it.

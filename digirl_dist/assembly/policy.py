@@ -8,9 +8,10 @@ from typing import Any
 
 from digirl_dist.agent.plugins import AgentPlugin
 from digirl_dist.emulator import Actions, BoxActions, DeviceActions, DiscreteActions, EmulatorSpec, ProductActions
-from digirl_dist.errors import CheckpointError, SettingsError
+from digirl_dist.errors import CheckpointError, SettingsError, UntrustedError
 from digirl_dist.settings import Settings, configuration
 from digirl_dist.settings.plugins import AGENT
+from digirl_dist.settings.trust import refuse_references, refuse_untrusted
 from digirl_dist.storage.checkpoint import Checkpoint
 from digirl_dist.types import Json
 
@@ -28,8 +29,12 @@ def describe_policy(settings: Settings, spec: EmulatorSpec) -> dict[str, Json]:
     return {"agent": configuration.as_mapping(settings.agent), "emulator": shapes}
 
 
-def agent_settings_of(checkpoint: Checkpoint) -> tuple[AgentPlugin, EmulatorSpec]:
-    """Returns what ``describe_policy`` was told. Raises CheckpointError if the manifest does not say."""
+def agent_settings_of(checkpoint: Checkpoint, trust: bool = False) -> tuple[AgentPlugin, EmulatorSpec]:
+    """Returns what ``describe_policy`` was told.
+
+    Raises CheckpointError if the manifest does not say, UntrustedError for what it names (see ``settings.trust``).
+    """
+    path = checkpoint.folder / "manifest.json"
     try:
         about, shapes = checkpoint.policy["agent"], checkpoint.policy["emulator"]
         size = shapes["image_size"]
@@ -37,13 +42,17 @@ def agent_settings_of(checkpoint: Checkpoint) -> tuple[AgentPlugin, EmulatorSpec
         labels = shapes.get("labels", False)  # manifests of earlier versions do not say
         spec = EmulatorSpec(_read(shapes["actions"]), shapes["vector_size"], size, labels)
         default = AGENT.settings(about["name"])()
-        settings = configuration.merged(default, about, f"{checkpoint.folder}/manifest.json")
+        refuse_references(about, path)
+        settings = configuration.merged(default, about, str(path))
+    except UntrustedError:
+        raise
     except (KeyError, TypeError, ValueError, ModuleNotFoundError, SettingsError) as error:
         raise CheckpointError(
-            f"{checkpoint.folder}/manifest.json does not say which agent it is of ({error!r}); checkpoints of earlier "
+            f"{path} does not say which agent it is of ({error!r}); checkpoints of earlier "
             "versions do not: resume the run with this version to write one that does"
         ) from error
     assert isinstance(settings, AgentPlugin)
+    refuse_untrusted(settings, path, trust, "agent.")
     return settings, spec
 
 

@@ -18,10 +18,12 @@ from digirl_dist.chat import Messages
 from digirl_dist.chat.http import BoundedHttp, ExchangeError
 from digirl_dist.chat.pace import Pace
 from digirl_dist.errors import ChatAway, ChatRefused, SettingsError
-from digirl_dist.plain_text import hide, one_line
+from digirl_dist.plain_text import HIDDEN, hide, one_line
 from digirl_dist.settings import ChatSettings
 from digirl_dist.types import Json, Natural
 
+_SHORTEST_KEY = 8
+"""Servers without keys are given a word, which answers may contain."""
 T = TypeVar("T")
 
 _OPENAI = "https://api.openai.com/v1"
@@ -86,9 +88,12 @@ class ChatServer:
         """Returns one answer. Adds ``further`` to the request; raises what ``complete`` raises."""
         completion = self.complete(chat, away, further or {}, _COMPLETIONS)
         choice, usage = completion.choices[0], completion.usage or _Usage()
-        return Answered(
-            choice.message.content or "", _log_prob(choice), usage.prompt_tokens or 0, usage.completion_tokens or 0
-        )
+        said = self._without_key(choice.message.content or "")
+        return Answered(said, _log_prob(choice), usage.prompt_tokens or 0, usage.completion_tokens or 0)
+
+    def _without_key(self, text: str) -> str:
+        """Answers are stored: a server that repeats the key shall not get it into the run folder."""
+        return text.replace(self._key, HIDDEN) if len(self._key) >= _SHORTEST_KEY else text
 
     def complete(
         self, chat: Messages, away: Callable[[Outage], None], further: dict[str, Json], form: msgspec.json.Decoder[T]

@@ -80,15 +80,20 @@ def settings_of(options: argparse.Namespace) -> Settings:
     return configuration.load(options.config_path, options.config_name, [*chosen, *options.overrides])
 
 
-def of_run_folder(folder: Path, overrides: Sequence[str]) -> Source:
+def add_trust(parser: argparse.ArgumentParser) -> None:
+    about = "use the classes, files, programs and machines that the run folder names, because you know who made it"
+    parser.add_argument("--trust", action="store_true", help=about)
+
+
+def of_run_folder(folder: Path, overrides: Sequence[str], trust: bool) -> Source:
     """Returns the configuration that a run folder holds, for the same folder. Raises SettingsError.
 
     So it does for overrides that name another folder.
     """
-    from digirl_dist.settings.configuration import Source
+    from digirl_dist.settings.configuration import OfRun
     from digirl_dist.storage.run_folder import existing_run
 
     root = existing_run(folder).resolve()
     if elsewhere := [each for each in overrides if key_of(each) == "save_path"]:
         raise SettingsError(f"{elsewhere[0]} contradicts {folder}, whose configuration this is: leave one of them out")
-    return Source(str(root), "config", (f"save_path={quoted(str(root))}", *overrides))
+    return OfRun(str(root), "config", (f"save_path={quoted(str(root))}", *overrides), trust)

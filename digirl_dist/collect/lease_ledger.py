@@ -12,6 +12,7 @@ from pathlib import Path
 import msgspec
 
 from digirl_dist.collect.leases import Grant
+from digirl_dist.settings import regular_file
 from digirl_dist.storage import atomic_files, json_lines
 from digirl_dist.tasks import Key
 
@@ -28,7 +29,8 @@ class LeaseLedger:
 
     def known(self) -> Sequence[Grant]:
         try:
-            lines = self._path.read_bytes().splitlines()
+            with regular_file.opened(self._path) as file:
+                lines = file.read().splitlines()
         except FileNotFoundError:
             return []
         found = []
@@ -42,8 +44,8 @@ class LeaseLedger:
             json_lines.append(self._path, _lines(grants))
 
     def replace(self, grants: Sequence[Grant]) -> None:
-        with suppress(OSError), atomic_files.appearing(self._path, flushed=False) as part:
-            part.write_bytes(_lines(grants))
+        with suppress(OSError):
+            atomic_files.write_bytes(self._path, _lines(grants), flushed=False)
 
 
 def _lines(grants: Sequence[Grant]) -> bytes:

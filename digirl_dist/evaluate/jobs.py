@@ -109,7 +109,7 @@ class JobList:
 def read_jobs(path: Path) -> JobList:
     """Reads a file of jobs. Raises EvalJobsError (a ValueError) naming the job and the wrong key."""
     try:
-        content = read_yaml(path)  # JSON is YAML
+        content = read_yaml(path, named=True)  # JSON is YAML
     except SettingsError as error:
         raise EvalJobsError(str(error)) from error
     if isinstance(content, list):

@@ -19,6 +19,7 @@ from typing import IO, Any
 from digirl_dist.errors import EvalJobsError
 from digirl_dist.evaluate.jobs import EvalJob
 from digirl_dist.parallel.rank import Rank
+from digirl_dist.settings import regular_file
 from digirl_dist.storage import atomic_files
 from digirl_dist.storage.digest import digest
 from digirl_dist.types import Json
@@ -72,7 +73,7 @@ class OutputFolder:
 
     def occupy(self, jobs: Sequence[EvalJob]) -> IO[bytes]:
         """Keeps other launches from these jobs until the file is closed. Raises EvalJobsError if one runs them."""
-        file = (self.root / ".jobs.lock").open("ab")
+        file = atomic_files.opened_to_append(self.root / ".jobs.lock")
         for job in jobs:
             try:
                 fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB, 1, int(digest(job.name.encode())[:12], 16))
@@ -99,7 +100,7 @@ class OutputFolder:
         """Returns a job's result, if there is one. Raises EvalJobsError if the file belongs to another job."""
         try:
             written_at = self.result(job).stat().st_mtime
-            content: dict[str, Any] = json.loads(self.result(job).read_text())
+            content: dict[str, Any] = json.loads(regular_file.content(self.result(job)))
         except FileNotFoundError:
             return None
         except (OSError, ValueError) as error:
@@ -152,6 +153,6 @@ def _missing(job: EvalJob, rank: int) -> JobResult:
 @contextmanager
 def _alone(lock: Path) -> Iterator[None]:
     """Admits one merge at a time, so that an older view of the folder never replaces a newer one."""
-    with lock.open("a") as file:
+    with atomic_files.opened_to_append(lock) as file:
         fcntl.flock(file, fcntl.LOCK_EX)
         yield

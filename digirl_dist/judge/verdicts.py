@@ -18,7 +18,8 @@ class Verdicts:
         self._path = path
         self._lock = threading.Lock()
         self._known: dict[str, Verdict] = {}
-        for line in json_lines.read(path):
+        lines = json_lines.JsonLines(path)
+        for line in lines.news(lines.size()):
             with suppress(KeyError, TypeError):  # of another form
                 self._known[line["question"]] = Verdict(bool(line["success"]), str(line["said"]))
 

@@ -18,7 +18,7 @@ from dataclasses import asdict
 from select import select
 from typing import IO
 
-from digirl_dist.child_process import environment, opened_log, reap
+from digirl_dist.child_process import environment, opened_log, reap, tail
 from digirl_dist.exit_status import end_without_a_search_for_garbage
 from digirl_dist.report.loggers import LoggedRun, hand, module
 from digirl_dist.types import Json
@@ -109,8 +109,8 @@ class LoggerProcess:
             trouble(f"{reason} (see {self._log})")
 
     def _last_words(self) -> str:
-        lines = self._log.read_text(errors="replace").strip().splitlines() or [""]
-        return f"its process ended with status {self._process.returncode}: {lines[-1][:300]}"
+        words = "".join(tail(self._log, 1))
+        return f"its process ended with status {self._process.returncode}: {words[:300]}"
 
 
 def main(name: str) -> None:

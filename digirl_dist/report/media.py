@@ -88,8 +88,7 @@ class Media:
         self._folder.mkdir(parents=True, exist_ok=True)
         path = self._folder / f"{_digest(shown)}.webp"
         if not path.exists():
-            with atomic_files.appearing(path, flushed=False) as part:
-                part.write_bytes(animation(shown))
+            atomic_files.write_bytes(path, animation(shown), flushed=False)
         ticket = trajectory.ticket
         line = {
             "file": path.name,

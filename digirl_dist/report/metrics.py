@@ -37,6 +37,8 @@ class _Head(msgspec.Struct):
 
 _HEADS = msgspec.json.Decoder(_Head)
 _LINES = msgspec.json.Decoder(dict[str, Any])
+_MOST_LINES, _MOST_BYTES = 500_000, 1 << 27
+"""Of the file, which a stranger may have made."""
 _READ_BYTES = 1 << 20
 """Read at once: lines of a few kB cost a quarter of what they cost in pieces of a page, or split from the whole."""
 
@@ -242,9 +244,12 @@ def _mean(values: Sequence[float]) -> float | None:
 
 
 def _whole_lines(path: Path) -> list[bytes]:
-    """Raises RunFolderError for what is no regular file, such as a named pipe, which would hold up its reader."""
+    """Raises RunFolderError for what is no regular file, such as a named pipe, and for more than any run writes."""
     with json_lines.opened(path, _READ_BYTES) as file:
-        return [line[:-1] for line in file if line.endswith(b"\n")]
+        lines = file.read(_MOST_BYTES + 1).split(b"\n", _MOST_LINES + 1)
+    if len(lines) > _MOST_LINES or sum(map(len, lines)) > _MOST_BYTES:
+        raise RunFolderError(f"{path} has more than {_MOST_LINES:,} lines or {_MOST_BYTES:,} bytes: move it away")
+    return lines[:-1]
 
 
 def _iteration(line: bytes, place: str) -> int:

@@ -16,8 +16,6 @@ from digirl_dist.trajectory import Trajectory
 from digirl_dist.types import Json
 
 _EVENT_BYTES = 1 << 19
-_METRIC_BYTES = 1 << 28
-"""A stranger's file may be larger than the memory."""
 _TRAJECTORY_FILES = 3
 _LOOKED_AT = 10
 """The page is also written at Ctrl-C."""
@@ -80,9 +78,7 @@ def config_of(path: Path, notes: list[str]) -> dict[str, Json]:
 
 def metrics_of(path: Path) -> list[dict[str, Json]]:
     """Reads the metrics; if an iteration was repeated after a crash, its later line counts. Raises RunFolderError."""
-    lines = {
-        line["iteration"]: line for line in json_lines.read(path, _METRIC_BYTES) if type(line.get("iteration")) is int
-    }
+    lines = {line["iteration"]: line for line in json_lines.read(path) if type(line.get("iteration")) is int}
     return [lines[iteration] for iteration in sorted(lines)]
 
 

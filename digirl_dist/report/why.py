@@ -136,9 +136,7 @@ def _time_of_day(seconds: Json) -> str:
 def is_running(folder: Path) -> bool:
     """Returns whether a host holds the folder's lock."""
     try:
-        if not (folder / ".lock").is_file():
-            return False
-        with (folder / ".lock").open("rb") as lock:  # nothing is written: the folder may be a stranger's
+        with regular_file.opened(folder / ".lock") as lock:  # nothing is written: the folder may be a stranger's
             return not file_system.lock(lock, shared=True)
     except OSError:
         return False

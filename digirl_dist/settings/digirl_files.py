@@ -111,7 +111,7 @@ def translated(folder: Path, name: str, overrides: Sequence[str]) -> tuple[Path,
 def _keys_and_bases(folder: Path, name: str, seen: set[str]) -> tuple[set[str], set[str]]:
     """Returns the top-level keys of a file and of those that it includes, and the names of these."""
     try:
-        content = read_yaml(folder / f"{name}.yaml")
+        content = read_yaml(folder / f"{name}.yaml", named=True)
     except SettingsError:  # whoever composes it says so
         return set(), set()
     keys: set[str] = set(content) if isinstance(content, dict) else set()

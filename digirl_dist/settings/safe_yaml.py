@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -71,10 +72,13 @@ def load_yaml(text: str, name: str) -> Any:
         raise SettingsError(f"{name} is not valid: {' '.join(str(error).split())[:500]}") from error
 
 
-def read_yaml(path: Path, name: str = "") -> Any:
-    """Returns the content of a file. Raises SettingsError, which calls it ``name``, for one that cannot be read."""
+def read_yaml(path: Path, name: str = "", named: bool = False) -> Any:
+    """Returns the content of a file, which a person ``named`` or which lies in a folder (see ``regular_file``).
+
+    Raises SettingsError, which calls it ``name``, for one that cannot be read.
+    """
     try:
-        text = regular_file.content(path, _LONGEST).decode()
+        text = regular_file.content(path, _LONGEST, named).decode()
     except (OSError, ValueError) as error:
         raise SettingsError(f"{name or path} cannot be read: {regular_file.defect(error)}") from error
     return load_yaml(text, name or str(path))
@@ -108,10 +112,10 @@ def refuse_excess(text: str, name: str) -> None:
 
 
 def refuse_excess_in_files(folder: Path) -> None:
-    """Does so for every YAML file below ``folder``; one that cannot be read is left to its reader."""
-    for path in folder.rglob("*.yaml"):
+    """Does so for the YAML files of ``folder`` and of its groups; one that cannot be read is left to its reader."""
+    for path in chain(folder.glob("*.yaml"), folder.glob("*/*.yaml")):
         try:
-            text = regular_file.content(path).decode()
+            text = regular_file.content(path, named=True).decode()
         except (OSError, ValueError):
             continue
         refuse_excess(text, str(path))

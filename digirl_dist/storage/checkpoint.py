@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO
 
 import msgspec
+import xxhash
 
 from digirl_dist.errors import CheckpointError, StateError
 from digirl_dist.plain_text import in_short
@@ -62,6 +63,9 @@ class TensorInfo:
         return math.prod(self.shape) * self.itemsize
 
 
+_MOST_TENSORS = 20_000
+_LONGEST_HEADER = 8 << 20
+_CHUNK = 1 << 20
 _REMEDY = "remove its folder to resume from the one before"
 """For a damaged checkpoint."""
 
@@ -98,7 +102,7 @@ class Checkpoint:
         """Returns the policy's weights. Raises CheckpointError if a tensor is missing or altered."""
         from safetensors.torch import load_file
 
-        path = self.folder / "policy.safetensors"
+        path = self._weights()
         with reading(path, _REMEDY):
             state = load_file(path)
         if describe(state) != self.tensors:
@@ -109,7 +113,7 @@ class Checkpoint:
         """Opens the weights with ``safetensors.safe_open``, which reads tensor by tensor. Raises CheckpointError."""
         from safetensors import safe_open
 
-        with reading(path := self.folder / "policy.safetensors", _REMEDY):
+        with reading(path := self._weights(), _REMEDY):
             return safe_open(path, framework="pt")
 
     def parts(self) -> dict[str, tuple[BinaryIO, int, int]]:
@@ -118,11 +122,27 @@ class Checkpoint:
         The format is that of safetensors: the size of a JSON header, the header, the tensors. Raises CheckpointError.
         """
         with reading(path := self.folder / "policy.safetensors", _REMEDY):
-            file = open(path, "rb", buffering=0)  # closed with the last that has it
+            file = regular_file.opened(path, 0)  # closed with the last that has it
             size = int.from_bytes(file.read(8), "little")
+            if size > _LONGEST_HEADER:
+                raise ValueError(f"its header has {size:,} bytes, more than {_LONGEST_HEADER:,}")
             header = msgspec.json.decode(file.read(size), type=dict[str, _Place])
+            if len(header) > _MOST_TENSORS:
+                raise ValueError(f"it has {len(header):,} tensors, more than {_MOST_TENSORS:,}")
             places = {name: header[name].data_offsets for name in self.tensors}
         return {name: (file, 8 + size + begin, end - begin) for name, (begin, end) in places.items()}
+
+    def verify(self) -> None:
+        """Compares the bytes of the weights with their digests, in constant memory. Raises CheckpointError."""
+        for name, (file, place, size) in self.parts().items():
+            if _digest_of(file, place, size) != self.tensors[name].digest:
+                raise CheckpointError(f"{self.folder / 'policy.safetensors'} differs from its manifest; {_REMEDY}")
+
+    def _weights(self) -> Path:
+        """Returns the path of the weights, whose header was looked at. Raises CheckpointError."""
+        for file, _, _ in self.parts().values():
+            file.close()
+        return self.folder / "policy.safetensors"
 
     def trainer_state(self) -> dict[str, Any]:
         """Returns optimisers, critics and random states, loaded without unpickling objects. Raises CheckpointError."""
@@ -142,6 +162,7 @@ class Checkpoint:
         """Returns the path of a file that is as it was written. Raises CheckpointError."""
         path, wanted = self.folder / name, self.files.get(name)
         with reading(path, _REMEDY):
+            regular_file.checked(path)
             differs = wanted is not None and file_digest(path) != wanted
         if differs:
             raise CheckpointError(f"{path} differs from its manifest; {_REMEDY}")
@@ -308,6 +329,8 @@ def read_checkpoint(folder: Path, remedy: str = "") -> Checkpoint:
     path = folder / "manifest.json"
     with reading(path, remedy):
         manifest = msgspec.json.decode(regular_file.content(path), type=_Manifest)
+        if len(manifest.tensors) > _MOST_TENSORS:
+            raise ValueError(f"it names {len(manifest.tensors):,} tensors, more than {_MOST_TENSORS:,}")
     tensors = {name: TensorInfo(*info) for name, info in manifest.tensors.items()}
     return Checkpoint(folder, manifest.iteration, tensors, manifest.files, manifest.policy)
 
@@ -325,7 +348,7 @@ def _write(
     with library_errors_as_oserror(part / "policy.safetensors"):
         save_file(dict(policy), part / "policy.safetensors")
     # A file of Python's tells why it cannot be written; given a path, PyTorch does not.
-    with library_errors_as_oserror(part / "trainer.pt"), open(part / "trainer.pt", "wb") as file:
+    with library_errors_as_oserror(part / "trainer.pt"), atomic_files.created(part / "trainer.pt") as file:
         torch.save(dict(trainer), file)
     atomic_files.write_json(part / "metrics.json", dict(metrics))
     files = {name: file_digest(part / name) for name in ("trainer.pt", "metrics.json")}
@@ -335,6 +358,14 @@ def _write(
     atomic_files.flush(part / "policy.safetensors")
     atomic_files.flush(part / "trainer.pt")
     return replace(checkpoint, files=files)
+
+
+def _digest_of(file: BinaryIO, place: int, size: int) -> str:
+    state, end = xxhash.xxh3_128(), place + size
+    while place < end and (data := os.pread(file.fileno(), min(_CHUNK, end - place), place)):
+        state.update(data)
+        place += len(data)
+    return state.hexdigest()
 
 
 def _publish(part: Path, folder: Path) -> None:

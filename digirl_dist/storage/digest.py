@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-import os
+from pathlib import Path
 
 import xxhash
+
+from digirl_dist.settings import regular_file
 
 _CHUNK = 1 << 20
 
@@ -14,11 +16,11 @@ def digest(data: bytes | bytearray | memoryview) -> str:
     return xxhash.xxh3_128_hexdigest(data)
 
 
-def file_digest(path: str | os.PathLike[str]) -> str:
-    """Returns the digest of a file's content, using constant memory."""
+def file_digest(path: Path) -> str:
+    """Returns the digest of a file's content, using constant memory. Raises OSError."""
     state = xxhash.xxh3_128()
     buffer = memoryview(bytearray(_CHUNK))
-    with open(path, "rb", buffering=0) as file:
-        while count := file.readinto(buffer):
+    with regular_file.opened(path, 0) as file:
+        while count := file.readinto(buffer):  # type: ignore[attr-defined]
             state.update(buffer[:count])
     return state.hexdigest()

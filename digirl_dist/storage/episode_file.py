@@ -104,8 +104,7 @@ def _decoder(most_steps: int) -> msgspec.msgpack.Decoder[Any]:
 
 def write(path: Path, episode: Trajectory, flushed: bool = True) -> None:
     """Writes a file beside ``path`` and renames it (see ``atomic_files``), so ``path`` is never half-written."""
-    with atomic_files.appearing(path, flushed) as part:
-        part.write_bytes(encode(episode))
+    atomic_files.write_bytes(path, encode(episode), flushed)
 
 
 def encode(episode: Trajectory) -> bytes:

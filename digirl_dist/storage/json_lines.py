@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+from collections import deque
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from io import FileIO
@@ -12,23 +13,33 @@ from typing import Any, BinaryIO
 
 from digirl_dist.errors import RunFolderError
 from digirl_dist.settings import regular_file
-from digirl_dist.storage import strict_json
+from digirl_dist.storage import atomic_files, strict_json
 from digirl_dist.types import Json
 
 _BLOCK = 1 << 12
-_LONGEST = 1 << 26
+_LONGEST = 1 << 22
 """Bytes of a line: longer ones, which a stranger's file may have, are skipped."""
+_MOST_LINES = 2_000_000
+"""Read at once."""
+_NEWEST = 1 << 25
+_MOST_MEMORY = 112 << 20
+_OF_A_VALUE, _OF_AN_OBJECT = 64, 320
+"""Bytes of memory, however short they are."""
 
 
-def read(path: Path, newest_bytes: int | None = None) -> list[dict[str, Json]]:
-    """Returns the objects of the file, or of its newest bytes; skips lines that are not complete JSON objects.
-
-    Raises RunFolderError for what is no file that can be read.
-    """
+def read(path: Path, newest_bytes: int = _NEWEST) -> list[dict[str, Json]]:
+    """Returns the objects in the file's newest bytes, or as many of the newest as memory is meant for; skips lines that
+    are not complete JSON objects. Raises RunFolderError for what is no file that can be read."""
     lines = JsonLines(path)
-    if newest_bytes is not None:
-        lines.skip_to(lines.size() - newest_bytes)
-    return list(lines.news(lines.size()))
+    lines.skip_to(lines.size() - newest_bytes)
+    kept: deque[tuple[int, dict[str, Json]]] = deque()
+    total = 0
+    for cost, found in lines.weighed(lines.size()):
+        kept.append((cost, found))
+        total += cost
+        while total > _MOST_MEMORY:
+            total -= kept.popleft()[0]
+    return [found for _, found in kept]
 
 
 @contextmanager
@@ -67,7 +78,7 @@ def opened_to_append(path: Path) -> FileIO:
 
     Raises OSError.
     """
-    file = FileIO(path, "a+b")
+    file = atomic_files.opened_to_append(path)
     size = file.seek(0, os.SEEK_END)
     if (whole := _end_of_whole_lines(file, size)) < size:
         file.truncate(whole)
@@ -108,20 +119,32 @@ class JsonLines:
 
     def news(self, until: int) -> Iterator[dict[str, Json]]:
         """Yields the objects up to byte ``until`` that were not yielded before, line by line. Raises RunFolderError."""
+        return (found for _, found in self.weighed(until))
+
+    def weighed(self, until: int) -> Iterator[tuple[int, dict[str, Json]]]:
+        """Yields them, each with the bytes of memory that it may take."""
         if until <= self._read:
             return
         with opened(self._path) as file:
             file.seek(self._read)
-            whole = True
+            whole, count = True, 0
             while self._read < until and (line := file.readline(_LONGEST)):
                 ends = line.endswith(b"\n")
                 if not ends and len(line) < _LONGEST:  # it is being written
                     return
                 self._read += len(line)
+                count += 1
+                if count > _MOST_LINES:
+                    raise RunFolderError(f"{self._path} cannot be read: it has more than {_MOST_LINES:,} new lines")
                 parsed = _parsed(line) if whole and ends else None
                 whole = ends
                 if isinstance(parsed, dict):
-                    yield parsed
+                    yield _cost(line), parsed
+
+
+def _cost(line: bytes) -> int:
+    """Returns how many bytes its values may take in memory."""
+    return len(line) + _OF_A_VALUE * (line.count(b",") + line.count(b"[")) + _OF_AN_OBJECT * line.count(b"{")
 
 
 def _parsed(line: bytes) -> Any:

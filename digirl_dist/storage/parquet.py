@@ -17,6 +17,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from digirl_dist.errors import TrajectoryError
+from digirl_dist.settings import regular_file
 from digirl_dist.storage import atomic_files, parquet_bounds
 from digirl_dist.storage.episode_file import goals, params_of
 from digirl_dist.tasks import Purpose, Task, Ticket
@@ -179,8 +180,10 @@ def _groups(episodes: Iterable[pa.Table]) -> Iterator[pa.Table]:
 
 def read(path: Path | pa.BufferReader) -> list[Trajectory]:
     """Returns the episodes of a file. Raises TrajectoryError naming the file if it is truncated, altered or foreign."""
-    with _refusals(path), pq.ParquetFile(path, page_checksum_verification=True) as file:  # read_table imports much more
-        return _episodes(file.schema_arrow, file.iter_batches(_STREAMED_ROWS, use_threads=False))
+    with _refusals(path):
+        source = regular_file.checked(path) if isinstance(path, Path) else path
+        with pq.ParquetFile(source, page_checksum_verification=True) as file:  # read_table imports much more
+            return _episodes(file.schema_arrow, file.iter_batches(_STREAMED_ROWS, use_threads=False))
 
 
 def read_stored(path: Path) -> list[Trajectory]:

@@ -16,6 +16,7 @@ from pathlib import Path
 import digirl_dist
 from digirl_dist.errors import RunFolderError, SettingsError
 from digirl_dist.plain_text import without_secrets, without_secrets_in
+from digirl_dist.settings import regular_file
 from digirl_dist.settings.key_places import free_keys
 from digirl_dist.settings.keys import flat
 from digirl_dist.settings.safe_yaml import read_yaml
@@ -87,7 +88,7 @@ def refuse_other_measurement(folder: Path, configuration: Mapping[str, Json]) ->
         atomic_files.write_json(path, now)
         return
     try:
-        before = {**{key: now.get(key) for key in _NOTED_OF_LATE}, **json.loads(path.read_text())}
+        before = {**{key: now.get(key) for key in _NOTED_OF_LATE}, **json.loads(regular_file.content(path))}
         key = next((key for key in {**before, **now} if before.get(key) != now.get(key)), None)
     except (OSError, ValueError, TypeError, AttributeError, RecursionError) as error:
         raise RunFolderError(f"{path} is damaged; rename {folder}, and the checkpoint is measured anew") from error

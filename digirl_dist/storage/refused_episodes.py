@@ -7,6 +7,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from digirl_dist.errors import RunFolderError
+from digirl_dist.settings import regular_file
 from digirl_dist.storage import atomic_files, parquet
 from digirl_dist.storage.disk_full import WritePolicy
 from digirl_dist.trajectory import Trajectory
@@ -54,7 +55,7 @@ class RefusedEpisodes:
     def is_suspect(self, iteration: int) -> bool:
         """Returns whether this iteration's update was marked."""
         try:
-            return bool(json.loads(self._mark.read_text()) == iteration)
+            return bool(json.loads(regular_file.content(self._mark)) == iteration)
         except (OSError, ValueError, RecursionError):
             return False
 
@@ -72,6 +73,6 @@ class RefusedEpisodes:
 
 def _read(path: Path) -> RefusedEpisode:
     try:
-        return RefusedEpisode(**json.loads(path.read_text()))
+        return RefusedEpisode(**json.loads(regular_file.content(path)))
     except (OSError, ValueError, TypeError, RecursionError) as error:
         raise RunFolderError(f"{path} is damaged; restore it or choose another save_path") from error

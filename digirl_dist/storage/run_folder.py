@@ -7,10 +7,12 @@ import platform
 import time
 import uuid
 from contextlib import suppress
+from io import FileIO
+from itertools import islice
 from pathlib import Path
-from typing import TextIO
 
 from digirl_dist.errors import NoRunError, RunFolderError
+from digirl_dist.settings import regular_file
 from digirl_dist.settings.nearest import nearest
 from digirl_dist.settings.paths import expanded
 from digirl_dist.storage import atomic_files, file_system
@@ -19,6 +21,12 @@ from digirl_dist.storage.run_identity import identity
 
 _LOCK = ".lock"
 _READER_S = 0.1
+_MOST_FILES = 200_000
+FOLDERS = (
+    *("checkpoints", "evaluation", "media", "provenance", "trajectories", "trajectories/.closed"),
+    *("trajectories/.landing", "trajectories/.landing/evaluation", "trajectories/.refused"),
+)
+"""The folders of a run."""
 
 
 def existing_run(folder: str | Path) -> Path:
@@ -26,6 +34,7 @@ def existing_run(folder: str | Path) -> Path:
     found = expanded(folder)
     try:
         if (found / "config.yaml").is_file():
+            _refuse_links_out(found)
             return found
     except OSError as error:
         raise NoRunError(f"{found} cannot be read: {error.strerror}; allow it to this user, or name another") from error
@@ -33,6 +42,28 @@ def existing_run(folder: str | Path) -> Path:
     near = [str(run) for run in inside or runs_in(found.parent)]
     hint = nearest("" if inside else str(found), near) if near else "name the save_path of a run"
     raise NoRunError(f"{found} is no run folder: it has no config.yaml; {hint}")
+
+
+def _refuse_links_out(run: Path) -> None:
+    """Raises RunFolderError for a folder of the run, or one in it, that is a link to somewhere else."""
+    for folder in (run / name for name in FOLDERS):
+        for path in (folder, *_links_in(folder)):
+            if (target := regular_file.link_out(path)) is not None and path.is_dir():
+                raise RunFolderError(
+                    f"{path} is a link out of the run folder, to {target}: put that folder itself there, or look at "
+                    "the run folder that it belongs to"
+                )
+
+
+def _links_in(folder: Path) -> list[Path]:
+    try:
+        with os.scandir(folder) as entries:
+            found = list(islice(entries, _MOST_FILES + 1))
+    except (FileNotFoundError, NotADirectoryError):
+        return []
+    if len(found) > _MOST_FILES:
+        raise RunFolderError(f"{folder} holds more than {_MOST_FILES:,} files, which no run does: move some away")
+    return [folder / entry.name for entry in found if entry.is_symlink()]
 
 
 def runs_in(folder: Path) -> list[Path]:
@@ -55,6 +86,8 @@ class RunFolder:
         try:
             root.mkdir(mode=0o700, parents=True, exist_ok=True)
             self._lock = self._take_lock()
+            for name in ("", *FOLDERS):
+                atomic_files.sweep(root / name)
             found = identity(root)
             self.run_id = found.run_id
             self.copy_of = found.copy_of
@@ -140,8 +173,8 @@ class RunFolder:
         finally:
             self.close()
 
-    def _take_lock(self) -> TextIO:
-        lock = (self.root / _LOCK).open("a+")
+    def _take_lock(self) -> FileIO:
+        lock = atomic_files.opened_to_append(self.root / _LOCK)
         try:
             is_ours = file_system.lock(lock)
             if not is_ours:  # a reader that asks for it holds it for an instant
@@ -153,11 +186,11 @@ class RunFolder:
             raise RunFolderError(f"{reason}; set save_path to a folder on a local disk") from error
         if not is_ours:
             lock.seek(0)
-            owner = lock.read().strip()
+            owner = lock.read().decode(errors="replace").strip()
             lock.close()
             raise RunFolderError(
                 f"save_path={self.root} is in use by process {owner}; wait for it, or choose another save_path"
             )
         lock.truncate(0)
-        print(os.getpid(), file=lock, flush=True)
+        lock.write(b"%d\n" % os.getpid())
         return lock

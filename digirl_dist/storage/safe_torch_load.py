@@ -19,6 +19,7 @@ import numpy as np
 import torch
 
 from digirl_dist.errors import TrajectoryError
+from digirl_dist.settings import regular_file
 
 _KINDS = "biuf"
 """Kinds of NumPy types that are read: booleans, integers and floats. All others could hold objects."""
@@ -48,6 +49,7 @@ def load_state(path: Path) -> Any:
     A file that would unpack to more than it takes is refused: whoever made it made its digest, too.
     """
     _require_safe_torch()
+    regular_file.checked(path)
     with zipfile.ZipFile(path) as packed:
         entries = packed.infolist()
     if any(entry.compress_type != zipfile.ZIP_STORED for entry in entries):

@@ -53,7 +53,8 @@ class _Entry:
 
 def _entries(path: Path) -> list[_Entry]:
     try:
-        text = regular_file.content(path).decode("utf-8-sig")  # some editors begin a file with a mark of its order
+        # Some editors begin a file with a mark of its order.
+        text = regular_file.content(path, named=True).decode("utf-8-sig")
     except (OSError, UnicodeDecodeError) as error:
         raise SettingsError(f"task_set {path} cannot be read: {regular_file.defect(error)}") from error
     if path.suffix in _LINES:

@@ -21,6 +21,7 @@ from pathlib import Path
 
 from digirl_dist.collection import CollectionResult
 from digirl_dist.errors import RunFolderError, TrajectoryError
+from digirl_dist.settings import regular_file
 from digirl_dist.storage import atomic_files, episode_file, parquet
 from digirl_dist.storage.disk_full import FailFast, WritePolicy
 from digirl_dist.storage.refused_episodes import RefusedEpisode, RefusedEpisodes
@@ -125,7 +126,7 @@ class Store:
         if not path.exists():
             return [], []
         try:
-            content = json.loads(path.read_text())
+            content = json.loads(regular_file.content(path))
             carried, cancelled = content["carried"], content["cancelled"]
             return [Ticket.from_json(one) for one in carried], [Ticket.from_json(one) for one in cancelled]
         except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:

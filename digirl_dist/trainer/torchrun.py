@@ -16,7 +16,8 @@ from typing import Any
 from digirl_dist.child_process import environment
 from digirl_dist.errors import TrainingError
 from digirl_dist.parallel.failure import words_of_failure
-from digirl_dist.settings import TorchrunSettings
+from digirl_dist.settings import TorchrunSettings, regular_file
+from digirl_dist.storage import atomic_files
 from digirl_dist.storage.checkpoint import Checkpoint
 from digirl_dist.storage.refused_episodes import RefusedEpisode
 from digirl_dist.storage.trajectory_store import Store
@@ -93,7 +94,7 @@ class TorchrunTrainer:
             return
         before = store.refused.all()
         command = [sys.executable, "-m", "digirl_dist.trainer.sifting", str(self._folder.root)]
-        with self._log.open("ab") as log, suppress(subprocess.TimeoutExpired):
+        with atomic_files.opened_to_append(self._log) as log, suppress(subprocess.TimeoutExpired):
             limit_s = self._settings.start_s + self._settings.update_s
             subprocess.run(
                 command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, timeout=limit_s, env=environment()
@@ -106,7 +107,7 @@ class TorchrunTrainer:
         launcher = [sys.executable, "-m", "digirl_dist.parallel.launch"]
         ranks = [f"--nproc_per_node={self._settings.nproc_per_node}"]
         member = ["-m", "digirl_dist.trainer.rank_process", str(folder.root)]
-        with self._log.open("ab") as log:
+        with atomic_files.opened_to_append(self._log) as log:
             return subprocess.Popen(
                 [*launcher, *ranks, *member],
                 stdin=subprocess.DEVNULL,
@@ -160,5 +161,7 @@ class TorchrunTrainer:
 
     def _last_words(self) -> str:
         """Returns the failed rank's output, or the end of all ranks' output if none reported a failure."""
-        printed = self._log.read_bytes()[self._log_began :].decode(errors="replace").splitlines()
+        with regular_file.opened(self._log) as log:
+            log.seek(self._log_began)
+            printed = log.read().decode(errors="replace").splitlines()
         return "\n".join(words_of_failure(printed))

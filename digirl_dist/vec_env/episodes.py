@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from digirl_dist.settings.paths import PathUse, expanded, refuse_unwritable
-from digirl_dist.storage import strict_json
+from digirl_dist.storage import json_lines
 from digirl_dist.vec_env.config import EpisodeCfg
 from digirl_dist.vec_env.env_process import StepResult
 
@@ -98,5 +98,4 @@ class Episodes:
             "reward": running.reward,
             "ended": ended,
         }
-        with self._metrics.open("a") as file:
-            file.write(strict_json.dumps(line) + "\n")
+        json_lines.append_object(self._metrics, line)

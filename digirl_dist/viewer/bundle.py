@@ -42,18 +42,20 @@ def write_bundle(runs: Sequence[Run], path: Path) -> Path:
     page = bundle(runs)
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        with atomic_files.appearing(path, flushed=False) as part:
-            _write(page, part, path.suffix == ".zip")
+        if path.suffix == ".zip":
+            _write_zip(page, path)
+        else:
+            atomic_files.write_text(path, page, flushed=False)
     except OSError as error:
         raise RunFolderError(f"--bundle {path} cannot be written: {error.strerror}") from error
     return path
 
 
-def _write(page: str, path: Path, zipped: bool) -> None:
-    if not zipped:
-        path.write_text(page, "utf-8")
-        return
-    with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
+def _write_zip(page: str, path: Path) -> None:
+    with (
+        atomic_files.appearing(path, flushed=False) as part,
+        zipfile.ZipFile(part, "w", zipfile.ZIP_DEFLATED) as archive,
+    ):
         archive.writestr("index.html", page)
 
 
@@ -90,8 +92,8 @@ def _page(data: str) -> str:
     policy = f"default-src 'none'; img-src data:; style-src {_hash(style)}; script-src {_hash(script)}"
     head = f'<meta http-equiv="Content-Security-Policy" content="{html.escape(policy)}">\n<style>{style}</style>'
     page = STATIC.joinpath("index.html").read_text("utf-8")
-    page = page.replace('<link rel="stylesheet" href="/static/style.css">', head)
-    page = page.replace('<script type="module" src="/static/app.js"></script>\n', "")
+    page = page.replace('<link rel="stylesheet" href="static/style.css">', head)
+    page = page.replace('<script type="module" src="static/app.js"></script>\n', "")
     last = f'<script type="application/json" id="bundle">{data}</script>\n<script>{script}</script>\n</body>'
     return page.replace("</body>", last)
 

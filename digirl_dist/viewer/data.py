@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import io
+import json
 import math
 import threading
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
 from importlib.resources import files
+from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
@@ -26,6 +28,7 @@ from digirl_dist.storage import json_lines
 from digirl_dist.storage.episode_index import EpisodeIndex
 from digirl_dist.trajectory import Observation, Step, Trajectory
 from digirl_dist.types import Json
+from digirl_dist.viewer.followed import Followed
 
 STATIC = files("digirl_dist.viewer").joinpath("static")
 """The page, its style and its scripts."""
@@ -33,10 +36,13 @@ STATIC = files("digirl_dist.viewer").joinpath("static")
 _FILES_AT_ONCE = 10
 _REMEMBERED = 8
 """Episodes that were read last: their screenshots are asked for one by one."""
-_EVENT_BYTES = 4 * 2**20
+_LINE_BYTES, _ALL_LINE_BYTES = 2**25, 2**27
+"""What is kept of the lines of a run, and of all."""
+_NOTHING = '{"fresh":true,"next":"","lines":[]}'
 _DEEPEST = 100
 _SHOWN_EVENTS = ("worker_joined", "worker_lost", "pushed", "slot", "bsize", "worker_added", "worker_left")
 _BULKY = ("slot_seconds", "slot_seconds_by_worker", "episodes_by_worker")
+_SPENT = ("iteration", "time", "iteration_s", "slot_seconds_by_worker")
 _NUMBERS = ("iteration", "ticket", "slot", "policy_version", "seed", "steps", "attempt")
 _REALS = ("reward", "time")
 _FLAGS = ("success", "truncated")
@@ -46,9 +52,15 @@ _WORDS = ("worker", "task", "instruction", "purpose", "trouble")
 class ViewedRun:
     """A run and its index, which one thread follows while others answer requests."""
 
-    def __init__(self, run: Run, name: str) -> None:
+    def __init__(self, run: Run, name: str, most_bytes: int = _LINE_BYTES) -> None:
+        """``most_bytes`` of the newest lines of each of its files are kept for pages."""
         self.run = run
         self.name = name
+        metrics, each = run.folder / "metrics.jsonl", most_bytes // 4
+        self._figures = Followed(metrics, _figures_of, each)
+        self._measured = Followed(run.folder / "evaluation.jsonl", clean, each)
+        self._spent = Followed(metrics, _spent_of, each)
+        self._events = Followed(run.folder / "events.jsonl", _shown_event, each)
         self._lock = threading.Lock()
         self._unread = 1
         self._id = _id(run)
@@ -64,7 +76,8 @@ class ViewedRun:
 
     def progress(self) -> dict[str, Json]:
         """Returns what changes while the run goes on: a page asks for the rest when this does."""
-        size = json_lines.JsonLines(self.run.folder / "metrics.jsonl").size()
+        files = (self.run.folder / f"{name}.jsonl" for name in ("metrics", "evaluation"))
+        size = sum(json_lines.JsonLines(file).size() for file in files)
         there = {"id": self._id, "gone": not (self.run.folder / "config.yaml").exists()}
         return {"name": self.name, "episodes": len(self.run.index), "unread": self._unread, "metrics": size, **there}
 
@@ -81,11 +94,29 @@ class ViewedRun:
         cleaned: dict[str, Json] = clean({**progress, **about, **there})
         return cleaned
 
+    def news(self, figures: str, measured: str, stamp: str) -> str:
+        """Returns, as JSON, the run's state, and of the rest what a page lacks that has been sent so far.
+
+        ``stamp`` is that of the configuration that the page has.
+        """
+        notes, progress = list(self.run.index.notes), self.progress()
+        now = _stamp(self.run.folder / "config.yaml")
+        config = None if now == stamp else dict(flat(noted(notes, self.run.config) or {}))
+        lines = [noted(notes, file.news, at) for file, at in ((self._figures, figures), (self._measured, measured))]
+        there = {"folder": str(self.run.folder), "running": is_running(self.run.folder), "notes": notes}
+        state = {**progress, **there, "checkpoints": self.run.checkpoints(), "config": config, "stamp": now}
+        parts = (json.dumps(clean(state)), *(each or _NOTHING for each in lines))
+        return '{{"state":{},"figures":{},"measured":{}}}'.format(*parts)
+
+    def timeline_news(self, iterations: str, events: str) -> str:
+        """Returns, as JSON, of ``timeline`` what a page lacks."""
+        return f'{{"iterations":{self._spent.news(iterations)},"events":{self._events.news(events)}}}'
+
     def _about(self, notes: list[str]) -> dict[str, Json]:
         run = self.run
         config = dict(flat(noted(notes, run.config) or {}))
         lines = noted(notes, run.figures) or []
-        figures = [{key: line[key] for key in line if key not in _BULKY} for line in lines]
+        figures = [_figures_of(line) for line in lines]
         measured = noted(notes, json_lines.read, run.folder / "evaluation.jsonl") or []
         return {"config": config, "metrics": figures, "evaluations": measured, "checkpoints": run.checkpoints()}
 
@@ -124,25 +155,51 @@ class ViewedRun:
 
     def timeline(self) -> dict[str, Json]:
         """Returns the slots' seconds of each iteration by worker and activity, and what happened to workers when."""
-        lines = [line for line in self.run.figures() if isinstance(line.get("slot_seconds_by_worker"), dict)]
-        wanted = ("iteration", "time", "iteration_s", "slot_seconds_by_worker")
-        events = json_lines.read(self.run.folder / "events.jsonl", _EVENT_BYTES)
-        told = [event for event in events if event.get("event") in _SHOWN_EVENTS]
-        shown = {"iterations": [{key: line.get(key) for key in wanted} for line in lines], "events": told}
-        cleaned: dict[str, Json] = clean(shown)
-        return cleaned
+        found = json.loads(self.timeline_news("", ""))
+        last = {line["iteration"]: line for line in found["iterations"]["lines"]}
+        return {"iterations": [last[each] for each in sorted(last)], "events": found["events"]["lines"]}
 
 
 def named(runs: Sequence[Run]) -> dict[str, ViewedRun]:
     """Returns runs by names that tell them apart."""
     found: dict[str, ViewedRun] = {}
+    share = min(_LINE_BYTES, _ALL_LINE_BYTES // max(1, len(runs)))
     for run in runs:
         first = name = run.name.encode("utf-8", "replace").decode()  # an address cannot hold half a surrogate pair
         number = 2
         while name in found:
             name, number = f"{first}~{number}", number + 1
-        found[name] = ViewedRun(run, name)
+        found[name] = ViewedRun(run, name, share)
     return found
+
+
+def _figures_of(line: dict[str, Json]) -> dict[str, Json] | None:
+    if type(line.get("iteration")) is not int:
+        return None
+    found: dict[str, Json] = clean({key: line[key] for key in line if key not in _BULKY})
+    return found
+
+
+def _spent_of(line: dict[str, Json]) -> dict[str, Json] | None:
+    if type(line.get("iteration")) is not int or not isinstance(line.get("slot_seconds_by_worker"), dict):
+        return None
+    found: dict[str, Json] = clean({key: line.get(key) for key in _SPENT})
+    return found
+
+
+def _shown_event(event: dict[str, Json]) -> dict[str, Json] | None:
+    if event.get("event") not in _SHOWN_EVENTS:
+        return None
+    found: dict[str, Json] = clean(event)
+    return found
+
+
+def _stamp(path: Path) -> str:
+    try:
+        found = path.stat()
+    except OSError:
+        return ""
+    return f"{found.st_ino}.{found.st_mtime_ns}.{found.st_size}"
 
 
 def _id(run: Run) -> Json:

@@ -7,11 +7,15 @@ import os
 import threading
 from concurrent.futures import CancelledError, Future, ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
+from contextlib import nullcontext
 from dataclasses import asdict
 from pathlib import Path
 
+from digirl_dist.errors import RunFolderError
 from digirl_dist.types import Json
 
+_STRANGERS_BYTES = 256 << 20
+"""Memory, beyond that of the process with its libraries, for a run that nobody trusts."""
 _NICE = 5
 """Pages and pictures come before explanations."""
 
@@ -23,8 +27,10 @@ class Explainer:
         self._pool: ProcessPoolExecutor | None = None
         self._last: Future[dict[str, Json]] | None = None
 
-    def explain(self, folder: Path, key: str, version: int | None) -> dict[str, Json]:
+    def explain(self, folder: Path, key: str, version: int | None, trust: bool = False) -> dict[str, Json]:
         """Returns an ``Explanation`` as JSON. Raises DigirlDistError, or RuntimeError if the process dies.
+
+        Without ``trust`` nothing that the folder names is called, and memory is limited.
 
         A request that has not begun gives way to a newer one: who leafs through episodes waits for the last alone.
         """
@@ -33,7 +39,7 @@ class Explainer:
         if self._last is not None:
             self._last.cancel()
         try:
-            self._last = asked = self._pool.submit(_explain, folder, key, version)
+            self._last = asked = self._pool.submit(_explain, folder, key, version, trust)
             return asked.result()
         except CancelledError as error:
             raise RuntimeError("another episode was asked for since") from error
@@ -52,7 +58,7 @@ def _begin() -> None:
     """A run may be a stranger's: its classes are not looked for in the working directory, its models not on the hub."""
     threading.Thread(target=_end_with_the_server, daemon=True).start()
     os.nice(_NICE)
-    os.environ |= {"PYTHONSAFEPATH": "1", "HF_HUB_OFFLINE": "1"}
+    os.environ |= {"PYTHONSAFEPATH": "1", "HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1"}  # a thread's stack is memory
 
 
 def _end_with_the_server() -> None:
@@ -62,8 +68,15 @@ def _end_with_the_server() -> None:
     os._exit(1)
 
 
-def _explain(folder: Path, key: str, version: int | None) -> dict[str, Json]:
+def _explain(folder: Path, key: str, version: int | None, trust: bool) -> dict[str, Json]:
     from digirl_dist.api.run import Run
+    from digirl_dist.storage.safe_torch_load import limited_memory
 
-    run = Run(folder)
-    return asdict(run.explain(run.episode(key), version))
+    run = Run(folder, trust)
+    with nullcontext() if trust else limited_memory(_STRANGERS_BYTES):
+        try:
+            return asdict(run.explain(run.episode(key), version))
+        except MemoryError as error:
+            most = f"{_STRANGERS_BYTES >> 20} MB"
+            reason = f"{folder} takes more than {most} to explain: `digirl-dist view --trust` sets no limit"
+            raise RunFolderError(reason) from error

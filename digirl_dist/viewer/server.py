@@ -1,8 +1,9 @@
 """The viewer's server: one user, one machine, nothing that changes anything.
 
-Whoever opens a page must have the token, which is in the address once and in a cookie from then on. The address in the
-Host header must be this machine's own, so that no other site's name leads here. Texts of workers are sent as JSON and
-become text nodes; pictures are sent only if they are PNG or JPEG.
+Every address begins with a secret: a cookie would go to every other port of this machine. The address in the Host
+header must be this machine's own, so that no other site's name leads here. A connection that has not shown the secret
+within seconds is closed, and so is the oldest of many. Texts of workers are sent as JSON and become text nodes;
+pictures are sent only if they are PNG or JPEG.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ import secrets
 import socket
 import threading
 import time
+from collections import OrderedDict
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
 from typing import Any
@@ -23,9 +25,10 @@ import uvicorn
 from starlette.applications import Starlette
 from starlette.datastructures import Headers
 from starlette.requests import Request
-from starlette.responses import PlainTextResponse, RedirectResponse, Response, StreamingResponse
+from starlette.responses import PlainTextResponse, Response, StreamingResponse
 from starlette.routing import Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
+from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from digirl_dist.api.run import Run
 from digirl_dist.errors import DigirlDistError, TrajectoryError
@@ -34,6 +37,10 @@ from digirl_dist.viewer.explainer import Explainer
 
 _TYPES = {"html": "text/html", "css": "text/css", "js": "text/javascript", "svg": "image/svg+xml"}
 _LOOPBACK = ("127.0.0.1", "localhost", "::1")
+_STRANGERS = 256
+_STRANGER_S = 5.0
+"""From the connection to the end of the first request with the secret."""
+_BACKLOG = 64
 _LOOK_S = 0.3
 _FIRST_S = 2.0
 _ROWS = 10_000
@@ -58,9 +65,16 @@ class Viewer:
         self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)  # else each second answer waits 40 ms
         self._token = secrets.token_urlsafe(24)
         self._pages = Pages(named(runs))
-        app = Guard(self._pages.app(), self._token, self.port)
+        door = Door()
         config = uvicorn.Config(
-            app, log_level="critical", access_log=False, server_header=False, timeout_graceful_shutdown=1
+            Guard(self._pages.app(), self._token, door),
+            http=door.protocol(),
+            ws="none",
+            backlog=_BACKLOG,
+            log_level="critical",
+            access_log=False,
+            server_header=False,
+            timeout_graceful_shutdown=1,
         )
         self._server = uvicorn.Server(config)
 
@@ -71,7 +85,7 @@ class Viewer:
     @property
     def url(self) -> str:
         """The address with the token, which is a secret of this machine's user."""
-        return f"http://127.0.0.1:{self.port}/?token={self._token}"
+        return f"http://127.0.0.1:{self.port}/{self._token}/"
 
     def serve(self) -> None:
         """Returns after Ctrl-C, or after ``close`` in another thread."""
@@ -85,38 +99,68 @@ class Viewer:
         self._server.should_exit = True
 
 
+class Door:
+    """Connections that have not shown the secret: few at once, each for seconds. All calls are the event loop's."""
+
+    def __init__(self) -> None:
+        self._strangers: OrderedDict[object, tuple[asyncio.Transport, asyncio.TimerHandle]] = OrderedDict()
+
+    def enter(self, client: object, transport: asyncio.Transport) -> None:
+        """Lets a connection wait for its first request; closes the oldest of too many."""
+        end = asyncio.get_running_loop().call_later(_STRANGER_S, transport.abort)
+        self._strangers[client] = transport, end
+        if len(self._strangers) > _STRANGERS:
+            oldest, (other, _) = next(iter(self._strangers.items()))
+            self.admit(oldest)
+            other.abort()
+
+    def admit(self, client: object) -> None:
+        """Leaves a connection alone: it showed the secret, or it has ended."""
+        if (found := self._strangers.pop(client, None)) is not None:
+            found[1].cancel()
+
+    def protocol(door) -> type[H11Protocol]:
+        """Returns uvicorn's protocol, with this door."""
+
+        class Watched(H11Protocol):
+            def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+                super().connection_made(transport)
+                door.enter(self.client, transport)
+
+            def connection_lost(self, exc: Exception | None) -> None:
+                door.admit(self.client)
+                super().connection_lost(exc)
+
+        return Watched
+
+
 class Guard:
     """Lets requests through that come from this user's browser, by this machine's own name, and only read."""
 
-    def __init__(self, app: ASGIApp, token: str, port: int) -> None:
+    def __init__(self, app: ASGIApp, token: str, door: Door) -> None:
         self._app = app
         self._token = token
-        self._cookie = f"digirl-dist-{port}"
+        self._door = door
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
-        else:
-            refused = self._refusal(Request(scope))
-            await (refused or self._app)(scope, receive, _with_headers(send))
+            return
+        given, _, path = scope["path"].removeprefix("/").partition("/")
+        if (refused := self._refusal(Request(scope), given)) is None:
+            self._door.admit(scope["client"])
+            scope = {**scope, "path": f"/{path}", "root_path": ""}
+        await (refused or self._app)(scope, receive, _with_headers(send))
 
-    def _refusal(self, request: Request) -> Response | None:
+    def _refusal(self, request: Request, given: str) -> Response | None:
         """None for a request that may pass."""
         if _host(request.headers) not in _LOOPBACK:
             return PlainTextResponse("this server answers to 127.0.0.1 and localhost only", 421)
         if request.method not in ("GET", "HEAD"):
             return PlainTextResponse("this server only shows", 405)
-        given = request.query_params.get("token")
-        if request.url.path == "/" and given is not None and self._is_token(given):
-            found = RedirectResponse("/", 303)
-            found.set_cookie(self._cookie, self._token, httponly=True, samesite="strict")
-            return found
-        if not self._is_token(request.cookies.get(self._cookie, "")):
-            return PlainTextResponse("open the address that digirl-dist view printed, with its token", 403)
+        if not hmac.compare_digest(given.encode("utf-8", "replace"), self._token.encode()):
+            return PlainTextResponse("open the whole address that digirl-dist view printed", 403)
         return None
-
-    def _is_token(self, given: str) -> bool:
-        return hmac.compare_digest(given.encode("utf-8", "replace"), self._token.encode())
 
 
 class Pages:
@@ -133,9 +177,10 @@ class Pages:
         routes = [
             Route("/", self._static),
             Route("/static/{name}", self._static),
-            Route("/api/runs", self._summaries),
+            Route("/api/runs", self._names),
+            Route("/api/run", self._of_run(self._news)),
             Route("/api/rows", self._of_run(lambda run, request: run.rows(_number(request, "first") or 0, _ROWS))),
-            Route("/api/timeline", self._of_run(lambda run, request: run.timeline())),
+            Route("/api/timeline", self._of_run(self._timeline)),
             Route("/api/episode", self._of_run(lambda run, request: run.episode(request.query_params["key"]))),
             Route("/api/explain", self._of_run(self._explain)),
             Route("/api/image", self._image),
@@ -171,10 +216,17 @@ class Pages:
             return PlainTextResponse("there is no such page", 404)
         return Response(STATIC.joinpath(name).read_bytes(), media_type=_TYPES[suffix])
 
-    def _summaries(self, request: Request) -> Response:
-        answer = _json([run.summary() for run in self._runs.values()])
+    def _names(self, request: Request) -> Response:
         self._asked.set()
-        return answer
+        return _json(list(self._runs))
+
+    def _news(self, run: ViewedRun, request: Request) -> str:
+        asked = request.query_params
+        return run.news(*(asked.get(name, "") for name in ("figures", "measured", "stamp")))
+
+    def _timeline(self, run: ViewedRun, request: Request) -> str:
+        asked = request.query_params
+        return run.timeline_news(*(asked.get(name, "") for name in ("iterations", "events")))
 
     def _of_run(self, answer: Callable[[ViewedRun, Request], Any]) -> Callable[[Request], Response]:
         def respond(request: Request) -> Response:
@@ -188,7 +240,8 @@ class Pages:
         return respond
 
     def _explain(self, run: ViewedRun, request: Request) -> Any:
-        return clean(self._explainer.explain(run.run.folder, request.query_params["key"], _number(request, "version")))
+        asked, version = request.query_params["key"], _number(request, "version")
+        return clean(self._explainer.explain(run.run.folder, asked, version, run.run.trust))
 
     def _image(self, request: Request) -> Response:
         asked = request.query_params
@@ -236,5 +289,6 @@ def _number(request: Request, name: str) -> int | None:
 
 
 def _json(content: Any) -> Response:
-    """In ASCII: lone surrogates pass as escapes."""
-    return Response(json.dumps(content, separators=(",", ":")), media_type="application/json")
+    """In ASCII: lone surrogates pass as escapes. A text is JSON already."""
+    text = content if isinstance(content, str) else json.dumps(content, separators=(",", ":"))
+    return Response(text, media_type="application/json")

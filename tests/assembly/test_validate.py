@@ -17,7 +17,7 @@ from user_classes import Coin, Counter
 from digirl_dist import Run
 from digirl_dist.assembly.run import run
 from digirl_dist.emulator import EmulatorSpec
-from digirl_dist.errors import SettingsError
+from digirl_dist.errors import SettingsError, UntrustedError
 from digirl_dist.settings import (
     AlgorithmSettings,
     CustomAgentSettings,
@@ -177,7 +177,9 @@ def test_a_class_that_only_acts_is_measured_and_collects_and_is_refused_for_trai
         run(settings(folder, agent=scripted, task_mode=mode))
         (file,) = (folder / "evaluation" / "000000").glob("*.parquet")
         assert {step.action for episode in parquet.read(file) for step in episode.steps} == {1}
-    assert Run(folder).policy().agent.state_dict() == {}
+    with pytest.raises(UntrustedError, match="agent.entry_point"):
+        Run(folder).policy()
+    assert Run(folder, trust=True).policy().agent.state_dict() == {}
 
 
 def test_a_run_of_another_algorithm_starts_with_a_checkpoint_and_says_so(collected: Path, tmp_path: Path) -> None:

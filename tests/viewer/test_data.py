@@ -35,7 +35,7 @@ from digirl_dist.user_code.entry_point import load_entry_point
 from digirl_dist.viewer.bundle import bundle, write_bundle
 from digirl_dist.viewer.data import named, screenshot
 from digirl_dist.viewer.explainer import Explainer
-from digirl_dist.viewer.server import Guard, Pages
+from digirl_dist.viewer.server import Door, Guard, Pages
 
 pytestmark = pytest.mark.component
 
@@ -51,36 +51,35 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture
 def client(folder: Path) -> Iterator[TestClient]:
     with TestClient(
-        Guard(Pages(named([Run(folder)])).app(), TOKEN, 80), base_url="http://127.0.0.1", follow_redirects=False
+        Guard(Pages(named([Run(folder)])).app(), TOKEN, Door()), base_url="http://127.0.0.1", follow_redirects=False
     ) as asking:
         yield asking
 
 
 def test_without_the_token_nothing_is_shown(client: TestClient) -> None:
-    for path in ("/", "/static/app.js", "/api/runs", "/api/image?run=demo&key=t1.0", "/?token=wrong", "/api/live"):
-        assert client.get(path).status_code == 403, path
+    for path in ("/", "/static/app.js", "/api/runs", "/api/image?run=demo&key=t1.0", "/wrong/", "/api/live"):
+        cookie = {"cookie": f"digirl-dist-80={TOKEN}"}
+        assert client.get(path, params={"token": TOKEN}, headers=cookie).status_code == 403, path
 
 
-def test_the_token_is_in_the_address_once(client: TestClient) -> None:
-    first = client.get(f"/?token={TOKEN}")
-    assert first.status_code == 303 and first.headers["location"] == "/"
-    cookie = first.headers["set-cookie"].lower()
-    assert "httponly" in cookie and "samesite=strict" in cookie
-    assert client.get("/").status_code == 200
+def test_no_other_port_of_this_machine_gets_the_secret_which_is_in_the_path_alone(client: TestClient) -> None:
+    """A browser sends a cookie to each port."""
+    for path in ("", "static/app.js", "api/runs"):
+        answer = client.get(f"/{TOKEN}/{path}")
+        assert answer.status_code == 200 and "set-cookie" not in answer.headers
+        assert TOKEN not in answer.text and answer.headers["referrer-policy"] == "no-referrer"
 
 
 @pytest.mark.parametrize("host", ["evil.example", "127.0.0.1.evil.example", "10.0.0.1", "", "[::1", "localhost@evil"])
 def test_another_name_for_this_machine_is_refused(client: TestClient, host: str) -> None:
-    client.get(f"/?token={TOKEN}")
-    assert client.get("/", headers={"host": host}).status_code == 421
-    assert client.get("/", headers={"host": "localhost:9999"}).status_code == 200
+    assert client.get(f"/{TOKEN}/", headers={"host": host}).status_code == 421
+    assert client.get(f"/{TOKEN}/", headers={"host": "localhost:9999"}).status_code == 200
 
 
 def test_only_reading_is_possible_and_every_answer_forbids_foreign_content(client: TestClient) -> None:
-    client.get(f"/?token={TOKEN}")
-    assert client.post("/api/runs").status_code == 405 and client.delete("/").status_code == 405
+    assert client.post(f"/{TOKEN}/api/runs").status_code == 405 and client.delete(f"/{TOKEN}/").status_code == 405
     for path in ("/", "/api/runs", "/static/none.js", "/nowhere"):
-        headers = client.get(path).headers
+        headers = client.get(f"/{TOKEN}{path}").headers
         assert (
             headers["content-security-policy"].startswith("default-src 'self';") and headers["x-content-type-options"]
         )
@@ -90,26 +89,23 @@ def test_only_reading_is_possible_and_every_answer_forbids_foreign_content(clien
     "path", ["/static/../server.py", "/static/%2e%2e/server.py", "/static/..%2fserver.py", "/static/"]
 )
 def test_no_file_but_the_pages_own_is_served(client: TestClient, path: str) -> None:
-    client.get(f"/?token={TOKEN}")
-    assert client.get(path).status_code == 404
+    assert client.get(f"/{TOKEN}{path}").status_code == 404
 
 
 def test_an_episode_its_picture_and_the_timeline(client: TestClient) -> None:
-    client.get(f"/?token={TOKEN}")
-    while client.get("/api/rows", params={"run": "demo"}).json()["unread"]:
+    while client.get(f"/{TOKEN}/api/rows", params={"run": "demo"}).json()["unread"]:
         pass
-    found = client.get("/api/episode", params=QUESTION).json()
+    found = client.get(f"/{TOKEN}/api/episode", params=QUESTION).json()
     assert [step["caption"] for step in found["steps"]][1] == "swipe 0.50, 0.75 → 0.50, 0.25"
-    picture = client.get("/api/image", params={**QUESTION, "step": "3"})
+    picture = client.get(f"/{TOKEN}/api/image", params={**QUESTION, "step": "3"})
     assert picture.headers["content-type"] == "image/png" and screenshot(picture.content) is not None
-    assert client.get("/api/image", params={**QUESTION, "step": "4"}).status_code == 404
-    lost = [
-        event for event in client.get("/api/timeline", params={"run": "demo"}).json()["events"] if "reason" in event
-    ]
+    assert client.get(f"/{TOKEN}/api/image", params={**QUESTION, "step": "4"}).status_code == 404
+    events = client.get(f"/{TOKEN}/api/timeline", params={"run": "demo"}).json()["events"]["lines"]
+    lost = [event for event in events if "reason" in event]
     assert lost[0]["event"] == "worker_lost"
-    assert client.get("/api/episode", params={"run": "demo", "key": "t9.9"}).status_code == 404
-    assert client.get("/api/rows", params={"run": "other"}).status_code == 404
-    assert client.get("/api/rows").status_code == 404
+    assert client.get(f"/{TOKEN}/api/episode", params={"run": "demo", "key": "t9.9"}).status_code == 404
+    assert client.get(f"/{TOKEN}/api/rows", params={"run": "other"}).status_code == 404
+    assert client.get(f"/{TOKEN}/api/rows").status_code == 404
 
 
 def test_a_strangers_run_imports_nothing_from_the_working_directory(
@@ -345,7 +341,7 @@ def test_a_bundle_that_cannot_be_written_leaves_the_one_before(
 
     folder, path = make_run(tmp_path / "run", iterations=1), write_bundle([], tmp_path / name)
     before = path.read_bytes()
-    monkeypatch.setattr(Path, "write_text", full)
+    monkeypatch.setattr(Path, "write_bytes", full)
     monkeypatch.setattr(zipfile.ZipFile, "writestr", full)
     with pytest.raises(RunFolderError, match=f"--bundle .*{name} cannot be written: No space left"):
         write_bundle([Run(folder)], path)

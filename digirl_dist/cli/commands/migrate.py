@@ -34,7 +34,7 @@ def execute(options: argparse.Namespace) -> int:
             near = sorted(str(each) for each in file.parent.glob("*.yaml"))
             raise SettingsError(f"there is no file {file}; {nearest(str(file), near) if near else 'correct the path'}")
         if not digirl_files.is_digirl(file.parent, file.name):
-            read_yaml(file)  # raises if that is why
+            read_yaml(file, named=True)  # raises if that is why
             marks = ", ".join(sorted(digirl_files.MARKS))
             raise SettingsError(f"{file} is no configuration of DigiRL's: it has none of their keys, such as {marks}")
         migrated = digirl_files.migrate(file.parent, file.name)

@@ -11,7 +11,7 @@ import argparse
 import sys
 from dataclasses import replace
 
-from digirl_dist.cli.configured import add_overrides, add_run_folder, of_run_folder
+from digirl_dist.cli.configured import add_overrides, add_run_folder, add_trust, of_run_folder
 from digirl_dist.cli.running import run
 from digirl_dist.errors import SettingsError
 from digirl_dist.plain_text import one_line
@@ -24,6 +24,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_run_folder(parser)
     parser.add_argument("--iterations", type=int, help="number of its iterations to repeat (default: all)")
     parser.add_argument("--into", type=expanded, help="the new run folder (default: RUN-again)")
+    add_trust(parser)
     add_overrides(parser)
 
 
@@ -38,8 +39,8 @@ def execute(options: argparse.Namespace) -> int:
         raise SettingsError("save_path is the run's own here: name the new folder with --into")
     if second.exists() and (not second.is_dir() or any(second.iterdir())):
         raise SettingsError(f"{second} is there already: name another folder with --into")
-    source = of_run_folder(options.run, options.overrides)
-    made = len(Metrics(first / "metrics.jsonl").lines)
+    source = of_run_folder(options.run, options.overrides, options.trust)
+    made = len(Metrics(first / "metrics.jsonl").iterations)
     iterations = made if options.iterations is None else options.iterations
     if not 1 <= iterations <= made:
         raise SettingsError(f"--iterations {iterations} cannot be compared: {first} has {made} finished iterations")

@@ -13,6 +13,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from digirl_dist.cli.configured import add_trust
 from digirl_dist.errors import SettingsError
 from digirl_dist.plain_text import printable
 from digirl_dist.report.output import shown
@@ -31,6 +32,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "runs", nargs="*", type=expanded, metavar="RUN", help="run folders, or folders of them (default: runs/)"
     )
     parser.add_argument("--port", type=int, help="port on 127.0.0.1 (default: a free one)")
+    add_trust(parser)
     parser.add_argument(
         "--bundle", type=expanded, metavar="FILE", help="write one file (.html or .zip) that needs no server, and exit"
     )
@@ -70,7 +72,7 @@ def _viewer(options: argparse.Namespace) -> Viewer:
 def _runs(options: argparse.Namespace) -> list[Run]:
     from digirl_dist.api.run import Run
 
-    return [Run(run) for folder in options.runs or [Path("runs")] for run in _runs_in(folder)]
+    return [Run(run, options.trust) for folder in options.runs or [Path("runs")] for run in _runs_in(folder)]
 
 
 def _return_memory_at_once() -> None:

@@ -8,6 +8,8 @@ from pathlib import Path
 from digirl_dist.errors import CheckpointError
 from digirl_dist.export.cards import model_card
 from digirl_dist.export.source import Source
+from digirl_dist.settings import regular_file
+from digirl_dist.storage import atomic_files
 from digirl_dist.storage.checkpoint import Checkpoints
 
 
@@ -16,7 +18,8 @@ def write(source: Source, folder: Path) -> None:
     newest = Checkpoints(source.folder / "checkpoints").newest()
     if newest is None:
         raise CheckpointError(f"{source.folder} has no checkpoint")
-    newest.state()  # against its digests
+    newest.verify()
     for name in ("policy.safetensors", "manifest.json"):
-        shutil.copyfile(newest.folder / name, folder / name)
-    (folder / "README.md").write_text(model_card(source, newest.iteration), "utf-8")
+        with regular_file.opened(newest.folder / name) as file, atomic_files.created(folder / name) as copy:
+            shutil.copyfileobj(file, copy)
+    atomic_files.write_text(folder / "README.md", model_card(source, newest.iteration))

@@ -56,8 +56,8 @@ function showKeys() {
   if (!keys.open) keys.showModal();
 }
 
-async function refreshRuns() {
-  for (const run of await source.runs()) state.runs.set(run.name, run);
+async function refreshRuns(names) {
+  for (const name of names) state.runs.set(name, await source.run(name));
 }
 
 // Fetches the rows that a run's index lacks; true if there were any.
@@ -89,11 +89,9 @@ async function update() {
     seen = told;
     const known = (run) => state.runs.get(run.name) || {};
     if (seen.some((run) => run.id && known(run).id && run.id !== known(run).id)) return location.reload(); // another run has its folder
-    const newFigures = seen.some((run) => run.metrics !== known(run).metrics_size || run.gone !== known(run).gone);
-    if (newFigures) {
-      await refreshRuns();
-      for (const run of seen) state.runs.get(run.name).metrics_size = run.metrics;
-    }
+    const changed = seen.filter((run) => run.metrics !== known(run).size || run.gone !== known(run).gone);
+    const newFigures = changed.length > 0;
+    await refreshRuns(changed.map((run) => run.name));
     const before = [...state.indices.values()].map((index) => index.unread).join();
     const grown = await Promise.all(seen.map((run) => refreshIndex(run.name)));
     const read = before !== [...state.indices.values()].map((index) => index.unread).join();
@@ -117,7 +115,7 @@ function pressed(event) {
 }
 
 async function start() {
-  await refreshRuns();
+  await refreshRuns(await source.names());
   for (const run of state.runs.keys()) state.indices.set(run, new Index());
   draw();
   await Promise.all([...state.runs.keys()].map(refreshIndex));

@@ -10,7 +10,7 @@ export function el(tag, attributes = {}, ...children) {
     if (name === "on") for (const [event, act] of Object.entries(value)) made.addEventListener(event, act);
     else if (name === "style") for (const [key, each] of Object.entries(value)) made.style.setProperty(key, each);
     else if (name === "href" && String(value).startsWith("#")) made.setAttribute("href", value);
-    else if (name === "src" && /^(\/api\/image\?|data:image\/(png|jpeg);base64,)/.test(value)) made.setAttribute("src", value);
+    else if (name === "src" && /^(api\/image\?|data:image\/(png|jpeg);base64,)/.test(value)) made.setAttribute("src", value);
     else if (SAFE.test(name)) made.setAttribute(name, value === true ? "" : value);
     else throw new Error(`the attribute ${name} is not allowed`);
   }

@@ -22,13 +22,42 @@ async function reached(address) {
 }
 
 async function ask(what, query = {}) {
-  const answer = await reached(`/api/${what}?${new URLSearchParams(query)}`);
+  const answer = await reached(`api/${what}?${new URLSearchParams(query)}`);
   if (!answer.ok) throw new Error(await answer.text());
   return answer.json();
 }
 
-export async function runs() {
-  return bundle ? bundle.runs : ask("runs");
+export async function names() {
+  return bundle ? bundle.runs.map((each) => each.name) : ask("runs");
+}
+
+const kept = new Map(); // what the server has sent of each run and part
+
+// Asks for the lines that a page lacks, and adds them to those that it has.
+function grown(name, part, answer) {
+  const known = kept.get(`${name} ${part}`);
+  const lines = answer.fresh || !known ? answer.lines : known.lines.concat(answer.lines);
+  kept.set(`${name} ${part}`, { next: answer.next, lines });
+  return lines;
+}
+
+const next = (name, part) => kept.get(`${name} ${part}`)?.next ?? "";
+
+// Of an iteration that was repeated after a crash, the later line.
+function last(lines) {
+  return [...new Map(lines.map((line) => [line.iteration, line])).values()].sort((a, b) => a.iteration - b.iteration);
+}
+
+export async function run(name) {
+  if (bundle) return bundle.runs.find((each) => each.name === name);
+  const before = kept.get(name) ?? { stamp: "", config: {} };
+  const { state, figures, measured } = await ask("run", { run: name, figures: next(name, "figures"), measured: next(name, "measured"), stamp: before.stamp });
+  state.config ??= before.config;
+  state.size = state.metrics;
+  state.metrics = last(grown(name, "figures", figures));
+  state.evaluations = grown(name, "measured", measured);
+  kept.set(name, state);
+  return state;
 }
 
 export async function rows(run, first) {
@@ -37,7 +66,9 @@ export async function rows(run, first) {
 }
 
 export async function timeline(run) {
-  return bundle ? bundle.timelines[run] : ask("timeline", { run });
+  if (bundle) return bundle.timelines[run];
+  const { iterations, events } = await ask("timeline", { run, iterations: next(run, "iterations"), events: next(run, "events") });
+  return { iterations: last(grown(run, "iterations", iterations)), events: grown(run, "events", events) };
 }
 
 export async function episode(run, key) {
@@ -54,14 +85,14 @@ export async function explanation(run, key, version) {
 }
 
 export function image(run, key, step) {
-  if (!bundle) return `/api/image?${new URLSearchParams({ run, key, step })}`;
+  if (!bundle) return `api/image?${new URLSearchParams({ run, key, step })}`;
   return (bundle.images[run][key] || [])[step] || "";
 }
 
 // Calls back with the state of all runs, at once and whenever it changes.
 export function follow(changed, connected) {
   if (bundle) return;
-  const stream = new EventSource("/api/live");
+  const stream = new EventSource("api/live");
   stream.onmessage = (event) => changed(JSON.parse(event.data));
   stream.onopen = () => connected(true);
   stream.onerror = () => connected(false);
