@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import errno
 import traceback
+from typing import Any
 
 
 class DigirlDistError(Exception):
@@ -219,3 +220,14 @@ def failure_here(worker: str, doing: str, error: Exception) -> WorkerError:
 
 class CollectionError(DigirlDistError):
     """The tickets of an iteration cannot be completed."""
+
+
+class IncompleteError(CollectionError):
+    """``Fleet.collect`` did not get every episode; ``result`` is the ``Episodes`` that it got."""
+
+    def __init__(self, message: str, result: Any) -> None:
+        super().__init__(message, result)
+        self.result = result
+
+    def __str__(self) -> str:
+        return str(self.args[0])

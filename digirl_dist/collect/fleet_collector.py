@@ -95,6 +95,8 @@ class FleetCollector:
 
     def collect(self, checkpoint: Checkpoint, tickets: Sequence[Ticket]) -> CollectionResult:
         iteration = Iteration(tickets, self.leases, self.store, self.terms, self.clock)
+        for reason in iteration.left_aside:
+            self.table.tell_all("episode_left_aside", reason=reason)
         with iteration:
             return _Collection(self, checkpoint, iteration).run()
 
@@ -250,7 +252,7 @@ class _Collection:
                     self._retry(worker, None, key, "the worker program lost the ticket without a word")
             case ClaimsRefused(worker, keys):
                 reason = "the worker program claims tickets that it was not leased; it is told to drop them"
-                some = [list(key) for key in keys[:_SHOWN]]
+                some = [key.name for key in keys[:_SHOWN]]
                 self._table.tell("claims_refused", worker, tickets=some, claims=len(keys), reason=reason)
             case Lost(worker, error, out_s):
                 self._stats.worker_result(worker).losses.append(error.reason)
@@ -294,7 +296,7 @@ class _Collection:
     def _ended(self, worker: str, manifest: EpisodeManifest) -> None:
         """Pulls the episode if its ticket is still open; a stale or repeated one is deleted unread."""
         key = manifest.key
-        if key not in self._leases.tickets:
+        if key not in self._leases.tickets or self._leases.is_of_others(worker, manifest):
             self._table.tell("episode_dropped", worker, episode=manifest.episode_id, reason="not wanted any more")
             self._fleet.workers[worker].forget(manifest.episode_id)
             return

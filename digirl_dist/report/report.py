@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from dataclasses import asdict
+from dataclasses import asdict, replace
 
 from digirl_dist.collection import CollectionResult
 from digirl_dist.report.experiment_log import ExperimentLog
@@ -60,6 +60,8 @@ class Report:
         self._before: Update | None = None
         self._measured_s = 0.0
         """What evaluations have taken since then."""
+        self._evaluated: list[CollectionResult] = []
+        """Those evaluations, without their episodes."""
         self._page_due_at = 0.0
         self._told_at = 0.0
 
@@ -78,7 +80,7 @@ class Report:
     def iteration(self, result: CollectionResult, update: Update) -> None:
         own: Figures = {
             **self._outcomes.checked(results(result.iteration, result.trajectories), result.trajectories),
-            **collection(result),
+            **collection(result, self._evaluated),
             "update_s": round(update.learned_at - update.started_at, 4),
             "overhead_s": overhead_s(result, self._before, self._measured_s),
             "iteration_s": round(time.monotonic() - max(result.started_at, self._told_at), 4),
@@ -86,7 +88,7 @@ class Report:
         figures = together(own, update.figures)
         for refused in update.refused:
             self._events.emit("episode_set_aside", **asdict(refused))
-        self._before, self._measured_s = update, 0.0
+        self._before, self._measured_s, self._evaluated = update, 0.0, []
         self._told_at = time.monotonic()
         self._media.add(result.trajectories)
         self._metrics.append(figures)
@@ -110,6 +112,7 @@ class Report:
             **result.judging,
         }
         self._measured_s += result.ended_at - result.started_at
+        self._evaluated.append(replace(result, trajectories=()))
         compared = figures.keys() - {"time"}
         if not any(all(line.get(key) == figures[key] for key in compared) for line in self._evaluations.lines):
             self._evaluations.append(figures)  # else its episodes were stored before
@@ -139,7 +142,7 @@ class Report:
         self._status.host("end the loggers and write the report")
         self._log.close()
         self._media.close()
-        if self._before is not None:
+        if self._before is not None or self._status.state == "failed":
             self._write_page()
         self._progress.summary(self._metrics.lines)
         report = self._folder.root / "report.html"

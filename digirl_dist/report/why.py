@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import fcntl
 import json
 import os
 import time
@@ -17,6 +16,7 @@ from digirl_dist.report.progress import duration
 from digirl_dist.settings import regular_file
 from digirl_dist.storage import json_lines
 from digirl_dist.storage.run_folder import existing_run
+from digirl_dist.storage.run_state import is_running, run_state
 from digirl_dist.types import Json
 
 _EVENTS = 8
@@ -49,9 +49,9 @@ def _host(folder: Path, status: dict[str, Any]) -> Iterator[str]:
     if is_running(folder):
         yield f"{folder}: process {status['pid']} {_state(status['pid'])}"
         yield f"host: {status['doing']}, for {now - status['since']:.1f} s"
-    elif status.get("ended"):
-        then = "nothing is waited for" if status["ended"].endswith("finished") else RESUMES
-        yield f"{folder}: {duration(now - status['time'])} ago {status['ended']}; {then}"
+    elif status["state"] != "running":
+        then = "nothing is waited for" if status["state"] == "finished" else RESUMES
+        yield f"{folder}: {duration(now - status['time'])} ago {run_state(folder)}; {then}"
     else:
         ago = duration(now - status["time"])
         yield f"{folder}: no process is running; the last, {status['pid']}, wrote {ago} ago; {RESUMES}"
@@ -132,17 +132,3 @@ def _time_of_day(seconds: Json) -> str:
         return time.strftime("%H:%M:%S", time.localtime(seconds))  # type: ignore[arg-type]
     except (TypeError, ValueError, OverflowError, OSError):  # of a file that somebody else wrote
         return "--:--:--"
-
-
-def is_running(folder: Path) -> bool:
-    """Returns whether a host holds the folder's lock."""
-    try:
-        if not (folder / ".lock").is_file():
-            return False
-        with (folder / ".lock").open("rb") as lock:  # nothing is written: the folder may be a stranger's
-            fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
-            return False
-    except BlockingIOError:
-        return True
-    except OSError:
-        return False

@@ -13,6 +13,8 @@ from digirl_dist.errors import TrajectoryError
 from digirl_dist.storage import import_digirl, parquet
 from digirl_dist.trajectory import Trajectory
 
+_ORDER = ("purpose", "iteration", "ticket", "policy_version", "step")
+"""Of rows: episodes of other purposes, or that measure other policies, have the same iteration and ticket."""
 _PARTS = ("text", "image", "vector")
 """Of an observation."""
 
@@ -36,7 +38,7 @@ def _read(path: Path) -> list[Trajectory]:
         raise TrajectoryError(f"{path} is no Parquet file and no folder with .parquet or .arrow files{hint}")
     try:
         rows = pa.concat_tables([_ours(_table(file)) for file in files])
-        return parquet.from_table(rows.sort_by([(name, "ascending") for name in ("iteration", "ticket", "step")]))
+        return parquet.from_table(rows.sort_by([(name, "ascending") for name in _ORDER]))
     except (pa.ArrowException, OSError, KeyError, TrajectoryError) as error:
         raise TrajectoryError(f"{path} holds no trajectories of this project: {error}") from error
 

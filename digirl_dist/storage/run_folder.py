@@ -57,6 +57,8 @@ class RunFolder:
             root.mkdir(mode=0o700, parents=True, exist_ok=True)
             self._lock = self._take_lock()
             found = identity(root)
+            self._lock.truncate(0)
+            print(os.getpid(), file=self._lock, flush=True)
             self.run_id = found.run_id
             self.copy_of = found.copy_of
             """Machine and path of the run folder that this one was found to be a copy of, if so."""
@@ -152,8 +154,6 @@ class RunFolder:
             raise RunFolderError(
                 f"save_path={self.root} is in use by process {owner}; wait for it, or choose another save_path"
             ) from None
-        lock.truncate(0)
-        print(os.getpid(), file=lock, flush=True)
         return lock
 
 

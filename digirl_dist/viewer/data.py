@@ -19,7 +19,6 @@ from digirl_dist.emulator.touch_actions import SAID, TOKENS
 from digirl_dist.report.episodes import caption
 from digirl_dist.report.picture import SHOWN_FORMATS, UNREADABLE, is_screen
 from digirl_dist.report.record import noted
-from digirl_dist.report.why import is_running
 from digirl_dist.settings.keys import flat
 from digirl_dist.settings.safe_yaml import read_mapping
 from digirl_dist.storage import json_lines
@@ -65,7 +64,9 @@ class ViewedRun:
     def progress(self) -> dict[str, Json]:
         """Returns what changes while the run goes on: a page asks for the rest when this does."""
         size = json_lines.JsonLines(self.run.folder / "metrics.jsonl").size()
-        there = {"id": self._id, "gone": not (self.run.folder / "config.yaml").exists()}
+        there: dict[str, Json] = {"id": self._id, "gone": not (self.run.folder / "config.yaml").exists()}
+        stands = self.run.state
+        there |= {"running": stands.state == "running", "failed": stands.state == "failed", "state": str(stands)}
         return {"name": self.name, "episodes": len(self.run.index), "unread": self._unread, "metrics": size, **there}
 
     def summary(self) -> dict[str, Json]:
@@ -77,7 +78,7 @@ class ViewedRun:
             notes.append(f"{self.run.folder} is no run folder any more: was it moved or deleted?")
         else:
             about |= self._about(notes)
-        there = {"folder": str(self.run.folder), "running": is_running(self.run.folder), "notes": notes}
+        there = {"folder": str(self.run.folder), "notes": notes}
         cleaned: dict[str, Json] = clean({**progress, **about, **there})
         return cleaned
 

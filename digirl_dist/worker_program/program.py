@@ -19,7 +19,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from digirl_dist.capacity import Machine, PoolSize, choose
+from digirl_dist.capacity import Machine, PoolSize, pool_size
 from digirl_dist.child_process import keep_short
 from digirl_dist.errors import CheckpointError
 from digirl_dist.exit_status import end_without_a_search_for_garbage
@@ -199,7 +199,8 @@ class Program:
         return []
 
     def _start_slots(self, job: StartJob) -> PoolSize:
-        chosen = PoolSize(job.slots, "") if job.slots is not None else choose(Machine.here(job.sharers), job.needs)
+        machine = Machine.here(job.sharers if job.slots is None else 1)
+        chosen = pool_size(job.slots, machine, job.needs, f"worker {job.name}")
         policies = self._deciders(job)
         slots = self._new_slots(job, chosen.slots)
         self._policies = policies

@@ -89,7 +89,7 @@ async function update() {
     seen = told;
     const known = (run) => state.runs.get(run.name) || {};
     if (seen.some((run) => run.id && known(run).id && run.id !== known(run).id)) return location.reload(); // another run has its folder
-    const newFigures = seen.some((run) => run.metrics !== known(run).metrics_size || run.gone !== known(run).gone);
+    const newFigures = seen.some((run) => run.metrics !== known(run).metrics_size || run.gone !== known(run).gone || run.state !== known(run).state);
     if (newFigures) {
       await refreshRuns();
       for (const run of seen) state.runs.get(run.name).metrics_size = run.metrics;
