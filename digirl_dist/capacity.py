@@ -12,11 +12,15 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
+from digirl_dist.errors import SettingsError
+
 _RESERVED_MIB = 1024
 """Memory left for the worker program with its policy and for the machine itself."""
 _RESERVED_SHARE = 0.1
 """Share of the free memory that is left besides, because free memory fluctuates."""
-_UNESCAPED = re.compile(r"\\([0-7]{3})")
+POLICY_MIB = 700
+"""Memory of the worker program with torch and a small policy."""
+_UNESCAPED = re.compile(r"\\\\([0-7]{3})")
 
 
 def let_waiting_threads_sleep() -> None:
@@ -73,6 +77,28 @@ def choose(machine: Machine, needs: Needs) -> PoolSize:
         f"{max(0, by_memory)} at {needs.memory_mib:g} MiB each"
     )
     return PoolSize(slots, reason)
+
+
+def pool_size(slots: int | None, machine: Machine, needs: Needs, name: str = "") -> PoolSize:
+    """Returns the wanted number of slots; None: as many as the machine carries.
+
+    Raises SettingsError for more than its free memory carries. ``name`` is that of the machine.
+    """
+    if slots is None:
+        return choose(machine, needs)
+    most = most_slots(machine.memory_mib, needs.memory_mib)
+    if slots > max(1, most):
+        taken = POLICY_MIB + slots * needs.memory_mib
+        raise SettingsError(
+            f"{name or 'this machine'}: bsize={slots} emulators take about {taken / 1024:.1f} GB of memory, and "
+            f"{machine.memory_mib / 1024:.1f} GB are free -> set bsize={max(1, most)} or bsize=auto"
+        )
+    return PoolSize(slots, "")
+
+
+def most_slots(free_mib: float, emulator_mib: float) -> int:
+    """Returns how many emulators fit into the memory beside the program and its policy."""
+    return int((free_mib - POLICY_MIB) // emulator_mib)
 
 
 def core_limits(groups: Sequence[Path]) -> Iterator[float]:

@@ -49,21 +49,24 @@ class CollectionResult:
     seconds: dict[Key, float] = field(default_factory=dict)
     """Duration of each episode in seconds, except those that landed before this process started."""
     purpose: Purpose = "train"
+    measured: int = 0
+    """The policy version of a measurement."""
     carried: int = 0
     """Episodes still running when the iteration closed; the next result has them."""
     cancelled: int = 0
     """Tickets not started when the iteration closed; they never run."""
-    set_aside: int = 0
-    """Tickets that failed too often on too many workers; they are not asked again."""
+    set_aside: Sequence[str] = ()
+    """Each ticket that failed too often on too many workers, with the reasons; it is not asked again."""
     judging: dict[str, float] = field(default_factory=dict)
     """Time and cost of judging, unless the emulator judges."""
 
     @property
     def round(self) -> Round:
-        return Round(self.iteration, self.purpose)
+        return Round(self.iteration, self.purpose, self.measured)
 
     @classmethod
-    def empty(cls, iteration: int) -> CollectionResult:
-        """Returns the result of an iteration that learns offline."""
+    def empty(cls, wanted: Round) -> CollectionResult:
+        """Returns the result of a round for which nothing ran."""
         now = time.monotonic()
-        return cls(iteration, (), started_at=now, ended_at=now)
+        number, purpose, measured = wanted
+        return cls(number, (), started_at=now, ended_at=now, purpose=purpose, measured=measured)

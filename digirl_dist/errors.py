@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import errno
 import traceback
+from typing import Any
 
 
 class DigirlDistError(Exception):
@@ -237,3 +238,14 @@ class UntrustedError(SettingsError):
 
 class CollectionError(DigirlDistError):
     """The tickets of an iteration cannot be completed."""
+
+
+class IncompleteError(CollectionError):
+    """``Fleet.collect`` did not get every episode; ``result`` is the ``Episodes`` that it got."""
+
+    def __init__(self, message: str, result: Any) -> None:
+        super().__init__(message, result)
+        self.result = result
+
+    def __str__(self) -> str:
+        return str(self.args[0])

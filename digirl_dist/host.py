@@ -46,8 +46,7 @@ class Evaluator:
 
     def _tickets(self, version: int) -> list[Ticket]:
         """Returns the same tasks and seeds for every checkpoint, so that differences come from the policy."""
-        tickets = self.plan.tickets(0, version)
-        return [replace(ticket, iteration=version, purpose="evaluate") for ticket in tickets]
+        return [replace(ticket, iteration=version) for ticket in self.plan.tickets(0, version)]
 
 
 def train(

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal, NamedTuple
@@ -11,16 +13,20 @@ from digirl_dist.types import Json, Natural
 if TYPE_CHECKING:
     import numpy as np
 
-Purpose = Literal["train", "evaluate"]
-"""The purpose of an episode: training, or the evaluation of a policy version."""
+Purpose = Literal["train", "evaluate", "measure"]
+"""The purpose of an episode: training, the evaluation of a policy version during it, or a measurement of one."""
+
+_LETTERS: dict[str, str] = {"train": "t", "evaluate": "e", "measure": "m"}
 
 
 class Round(NamedTuple):
-    """The extent of one ``collect``: an iteration of training, or the evaluation of a policy version."""
+    """The extent of one ``collect``: an iteration of training, or a round of measuring a policy version."""
 
     number: Natural
-    """The iteration; for an evaluation, the policy version."""
+    """The iteration; for an evaluation, the policy version; for a measurement, the round, counted from 0."""
     purpose: Purpose = "train"
+    measured: Natural = 0
+    """The policy version of a measurement."""
 
 
 class Key(NamedTuple):
@@ -31,14 +37,23 @@ class Key(NamedTuple):
     number: Natural
     """The index of the ticket in its round."""
     purpose: Purpose = "train"
+    measured: Natural = 0
+    """The policy version of a measurement."""
 
     @property
     def round(self) -> Round:
-        return Round(self.iteration, self.purpose)
+        return Round(self.iteration, self.purpose, self.measured)
+
+    @property
+    def name(self) -> str:
+        """The key as one word: ``t12.5``, ``e14.5``, or ``m14.0.5`` for ticket 5 of round 0 of measuring policy 14."""
+        of = f"{self.measured}." if self.purpose == "measure" else ""
+        return f"{_LETTERS[self.purpose]}{of}{self.iteration}.{self.number}"
 
     def place(self) -> dict[str, Json]:
-        """Returns what events tell of the ticket."""
-        return {"iteration": self.iteration, "ticket": self.number, "purpose": self.purpose}
+        """Returns the ticket as events name it."""
+        told: dict[str, Json] = {"iteration": self.iteration, "ticket": self.number, "purpose": self.purpose}
+        return {**told, "measured": self.measured} if self.purpose == "measure" else told
 
 
 _ORDER_STREAM = 1
@@ -88,11 +103,38 @@ class Ticket:
 
     @property
     def key(self) -> Key:
-        return Key(self.iteration, self.index, self.purpose)
+        measured = self.policy_version if self.purpose == "measure" else 0
+        return Key(self.iteration, self.index, self.purpose, measured)
 
     @property
     def round(self) -> Round:
         return self.key.round
+
+    @property
+    def asks(self) -> str:
+        """A digest of the task and its seed, by which a later process tells whether it asks for the same episode."""
+        task = self.task
+        told = json.dumps([task.id, task.instruction, task.params, self.seed]).encode()
+        return hashlib.blake2b(told, digest_size=8).hexdigest()
+
+    def misfit(self, wanted: Ticket) -> str:
+        """Returns in what an episode of this ticket is not the one that ``wanted`` asks for; empty if it is.
+
+        Attempts do not matter.
+        """
+        pairs = {
+            "ticket": (self.key, wanted.key),
+            "seed": (self.seed, wanted.seed),
+            "task": (self.task.id, wanted.task.id),
+            "instruction": (self.task.instruction, wanted.task.instruction),
+            "policy version": (self.policy_version, wanted.policy_version),
+        }
+        for name, (found, asked) in pairs.items():
+            if found != asked:
+                return f"it is the episode of another {name}: {found!r:.200} instead of {asked!r:.200}"
+        if _stored(self.task.params) != _stored(wanted.task.params):
+            return "it is the episode of a task with other params"
+        return ""
 
     def to_json(self) -> dict[str, Json]:
         task = {"id": self.task.id, "instruction": self.task.instruction, "params": self.task.params}
@@ -111,6 +153,11 @@ class Ticket:
         return cls(**{**value, "task": Task(**value["task"])})
 
 
+def _stored(params: dict[str, Json]) -> Json:
+    """Returns the params of a task as files have them."""
+    return json.loads(json.dumps(params))
+
+
 @dataclass(frozen=True)
 class Plan:
     """Chooses the tickets of an iteration from a task set; a pure function of seed and iteration.
@@ -127,6 +174,7 @@ class Plan:
     order: str = "random"
     group_size: int = 1
     share: Share = "train"
+    purpose: Purpose = "train"
 
     def tickets(self, iteration: int, policy_version: int) -> list[Ticket]:
         import numpy as np
@@ -137,7 +185,10 @@ class Plan:
         starts = [
             start for start in zip(self._chosen(iteration, groups), seeds, strict=True) for _ in range(self.group_size)
         ]
-        return [Ticket(iteration, index, task, seed, policy_version) for index, (task, seed) in enumerate(starts)]
+        return [
+            Ticket(iteration, index, task, seed, policy_version, purpose=self.purpose)
+            for index, (task, seed) in enumerate(starts)
+        ]
 
     def _chosen(self, iteration: int, count: int) -> list[Task]:
         places = [divmod(iteration * count + k, len(self.tasks)) for k in range(count)]

@@ -88,7 +88,8 @@ def write_lines(folder: Path, iteration: int, episodes: Sequence[Trajectory]) ->
     told: list[dict[str, Json]] = [{"time": began + 1, "event": "pushed", "worker": one} for one in WORKERS]
     if iteration == 1:
         told.append({"time": began + 9, "event": "worker_lost", "worker": WORKERS[1], "reason": "silent for 14 s"})
-        told.append({"time": began + 10, "event": "episode_retried", "ticket": 3, "reason": "the emulator hung"})
+        ran_again = {"iteration": 1, "ticket": 3, "purpose": "train", "reason": "the emulator hung"}
+        told.append({"time": began + 10, "event": "episode_retried", **ran_again})
     for one in episodes:
         told.append(landed(one, began + 12 + one.ticket.index))
     for event in told:

@@ -13,7 +13,7 @@ import pytest
 from user_classes import Coin, Counter
 
 from digirl_dist.assembly.collector import RunContext, build_collector
-from digirl_dist.capacity import Machine, Needs, choose, core_limits, memory_limits
+from digirl_dist.capacity import Machine, Needs, PoolSize, choose, core_limits, memory_limits, pool_size
 from digirl_dist.emulator.plugins import Device
 from digirl_dist.errors import SettingsError
 from digirl_dist.fleet.roster import worker_configs
@@ -127,3 +127,14 @@ def test_slots_that_do_not_boot_are_given_up_and_the_episodes_come_home(tmp_path
     assert "bsize: auto chose 4: " in explain(tmp_path / "run")
     lines = [json.loads(line) for line in folder.events.read_text().splitlines()]
     assert sum(line["event"] == "bsize" for line in lines) == 1
+
+
+def test_the_same_checks_a_machine_refuses_more_emulators_than_its_memory_carries_and_says_how_many_fit() -> None:
+    """Only doctor did: a run started 1,000 emulators of 410 GB on a machine of 16."""
+    machine, needs = Machine(cores=8, memory_mib=16_384), Needs(400, 0.5)
+    assert pool_size(39, machine, needs) == PoolSize(39, "") and pool_size(None, machine, needs).slots == 16
+    with pytest.raises(
+        SettingsError, match=r"worker w1: bsize=1000 .* 391\.3 GB .* 16\.0 GB are free -> set bsize=39 or"
+    ):
+        pool_size(1000, machine, needs, "worker w1")
+    assert pool_size(1, Machine(cores=1, memory_mib=100), needs) == PoolSize(1, ""), "one is tried anywhere"

@@ -21,8 +21,8 @@ PACKAGE = Path(digirl_dist.__file__).parent
 ROOT = Path(__file__).resolve().parent.parent
 
 LAYERS = [
-    ["__init__", "capacity", "child_process", "errors", "plain_text", "types"],
-    ["exit_status", "strands"],
+    ["__init__", "child_process", "errors", "plain_text", "types"],
+    ["capacity", "exit_status", "strands"],
     ["parallel", "settings", "tasks", "user_code"],
     ["chat", "protocol", "trajectory"],
     ["collection", "emulator"],

@@ -104,9 +104,9 @@ def _learned_from(run: Run, episode: Trajectory, settings: Settings) -> tuple[li
 
 
 def _settings(run: Run) -> Settings:
-    from digirl_dist.settings import configuration
+    from digirl_dist.settings.run_source import RunSource
 
-    return configuration.load_run(run.folder.resolve(), trust=run.trust)
+    return RunSource(str(run.folder.resolve()), trust=run.trust).load()
 
 
 def _algorithm(settings: Settings, policy: Policy) -> Algorithm:

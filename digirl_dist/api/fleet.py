@@ -19,11 +19,12 @@ from digirl_dist.agent import contract
 from digirl_dist.api import arguments
 from digirl_dist.api.episodes import Episodes
 from digirl_dist.api.training import compose
-from digirl_dist.errors import SettingsError
+from digirl_dist.errors import CollectionError, IncompleteError, SettingsError
 from digirl_dist.settings.nearest import nearest
 from digirl_dist.settings.safe_yaml import read_mapping
 from digirl_dist.storage.episode_index import summarise
-from digirl_dist.tasks import Plan, Task
+from digirl_dist.tasks import Plan, Task, Ticket
+from digirl_dist.trajectory import Trajectory
 from digirl_dist.types import Closeable, Json
 
 if TYPE_CHECKING:
@@ -69,7 +70,7 @@ class Fleet(Closeable):
     def __init__(self, workers: Sequence[str | Mapping[str, Any]] = (), /, **settings: Any) -> None:
         """Raises SettingsError for wrong settings; connects to nothing yet."""
         from digirl_dist.assembly.parts import build_device
-        from digirl_dist.assembly.validate import refuse_contradictions
+        from digirl_dist.assembly.validate import Command, refuse_contradictions
 
         if isinstance(workers, str | Mapping):
             raise SettingsError(f"workers are a list of machines: Fleet([{workers!r}])")
@@ -81,7 +82,7 @@ class Fleet(Closeable):
         named = {"worker_ips": list(workers)} if workers else {}
         try:
             self._settings = compose("host", {**named, **settings, **_MEASURES, "save_path": str(folder)})
-            refuse_contradictions(self._settings)
+            refuse_contradictions(self._settings, command=Command.fleet)
             _refuse_others_run(Path(folder))
             self._device = build_device(_acted_by(None, self._settings), self._settings.emulator)
         except BaseException:
@@ -141,8 +142,9 @@ class Fleet(Closeable):
         start and the policy's randomness, so a second call starts the same episodes; none of them starts as one
         in training does. Threads that collect with one fleet take turns.
 
-        Raises CollectionError, with each worker's reason, if an episode cannot be collected, and SettingsError for an
-        unknown task.
+        Raises IncompleteError, with each worker's reason, if an episode cannot be collected: its ``result`` holds the
+        episodes that were (where a judge decides, none: they wait in ``save_path`` for its verdicts). Raises
+        SettingsError for an unknown task, and at the first call for workers that cannot be reached.
         """
         chosen = self._chosen(tasks)
         count = len(chosen) if episodes is None else arguments.whole("episodes", episodes, 1, _MOST_EPISODES)
@@ -151,10 +153,16 @@ class Fleet(Closeable):
             fleet, checkpoint = self._send(policy)
             tickets = [replace(one, iteration=self._rounds) for one in plan.tickets(0, checkpoint.iteration)]
             self._rounds += 1  # also if this fails: what it began must not land in the next one
-            result = fleet.collector.collect(checkpoint, tickets)
+            try:
+                result = fleet.collector.collect(checkpoint, tickets)
+            except CollectionError as error:
+                raise IncompleteError(str(error), _landed(fleet, tickets)) from error
             fleet.context.store.append(result)
-        found = result.trajectories
-        return Episodes(summarise(found), found.__getitem__)
+        found = _episodes(result.trajectories)
+        if result.set_aside:
+            missing = "\n  ".join(result.set_aside)
+            raise IncompleteError(f"{len(found)} of {count} episodes were collected; missing:\n  {missing}", found)
+        return found
 
     def status(self) -> dict[str, dict[str, Json]]:
         """Returns each worker's activity, slots, last sign of life (monotonic seconds) and last trouble.
@@ -182,6 +190,7 @@ class Fleet(Closeable):
         from digirl_dist.api.policy import Policy
         from digirl_dist.assembly.collector import open_fleet
         from digirl_dist.assembly.parts import build_device
+        from digirl_dist.assembly.validate import Command, refuse_before_start
 
         arguments.of_kind("policy", policy, Policy, "a Policy, such as Run(...).policy()")
         if self._is_closed:
@@ -190,6 +199,7 @@ class Fleet(Closeable):
             raise SettingsError(f"this fleet is that of process {self._process}, the parent: open another one here")
         if self._started is None:
             settings = _acted_by(policy, self._settings)
+            refuse_before_start(settings, None, Command.fleet)
             device = build_device(settings, settings.emulator)  # as this agent uses it
             self._started = open_fleet(settings, device, policy.factory, self._folder, self._stack)
             self._rounds = self._first_round(self._folder)
@@ -226,8 +236,13 @@ class Fleet(Closeable):
 
     @staticmethod
     def _first_round(folder: Path) -> int:
-        """After those that an earlier fleet kept in the folder."""
-        return max((int(path.stem) + 1 for path in (folder / "trajectories").glob("[0-9]*.parquet")), default=0)
+        """After all that an earlier fleet began in the folder, also if it was killed and its workers live on."""
+        from digirl_dist.collect.lease_ledger import LeaseLedger
+
+        trajectories = folder / "trajectories"
+        paths = [*trajectories.glob("[0-9]*.parquet"), *trajectories.glob(".landing/[0-9]*")]
+        leased = [grant.key.iteration for grant in LeaseLedger(folder / "leases.jsonl").known()]
+        return max([int(path.stem) for path in paths] + leased, default=-1) + 1
 
 
 _open: weakref.WeakSet[Fleet] = weakref.WeakSet()
@@ -245,6 +260,18 @@ def _close_aside(stack: ExitStack, process: int) -> None:
     """Closes a fleet that became garbage, which may be noticed in one of its own threads."""
     if process == os.getpid():
         threading.Thread(target=stack.close, name="close-fleet", daemon=True).start()
+
+
+def _episodes(found: Sequence[Trajectory]) -> Episodes:
+    return Episodes(summarise(found), found.__getitem__)
+
+
+def _landed(fleet: OpenFleet, tickets: Sequence[Ticket]) -> Episodes:
+    """Returns the episodes of a collection that failed."""
+    if fleet.context.settings.success.value != "environment":
+        return _episodes([])
+    landed = fleet.context.store.landed(tickets[0].round)
+    return _episodes([landed[ticket.key] for ticket in tickets if ticket.key in landed])
 
 
 def _refuse_unstorable(task: Task) -> None:

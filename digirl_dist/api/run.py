@@ -19,6 +19,7 @@ from digirl_dist.storage import json_lines
 from digirl_dist.storage.checkpoint import Checkpoints
 from digirl_dist.storage.episode_index import EpisodeIndex
 from digirl_dist.storage.run_folder import existing_run
+from digirl_dist.storage.run_state import RunState, run_state
 from digirl_dist.trajectory import Trajectory
 from digirl_dist.types import Json
 
@@ -46,6 +47,11 @@ class Run:
     @property
     def name(self) -> str:
         return self.folder.resolve().name
+
+    @property
+    def state(self) -> RunState:
+        """How the run stands: running, finished, interrupted or failed, with the reason."""
+        return run_state(self.folder)
 
     def config(self) -> dict[str, Json]:
         """Returns the composed configuration with secrets hidden. Raises RunFolderError if it is damaged."""

@@ -19,7 +19,7 @@ from digirl_dist.assembly.parts import (
     packed_for_workers,
     placed,
 )
-from digirl_dist.capacity import Machine, PoolSize, choose
+from digirl_dist.capacity import Machine, pool_size
 from digirl_dist.collect import Collector
 from digirl_dist.collect.iteration import Closing, Terms
 from digirl_dist.collect.judged import JudgedCollector
@@ -30,7 +30,7 @@ from digirl_dist.fleet.roster import worker_configs
 from digirl_dist.fleet.shares import Shares
 from digirl_dist.rollout.slot import slot_limits
 from digirl_dist.settings import Inference, OpenAIEngineSettings, Parallel, Settings, configuration
-from digirl_dist.settings.modes import needs_emulators, only_measures
+from digirl_dist.settings.modes import needs_emulators
 from digirl_dist.storage.checkpoint import Checkpoint
 from digirl_dist.storage.events import Events
 from digirl_dist.storage.run_folder import RunFolder
@@ -62,6 +62,8 @@ class RunContext:
     status: Status
     closing: Closing = Closing()  # noqa: RUF009 - frozen
     ahead: int = 0
+    measured: int | None = None
+    """The policy version, if that is measured and nothing is learned."""
     source: configuration.Source | None = None
     """Where the settings came from, if workers that are added there while the run goes on shall join it."""
     shares: Shares = field(default_factory=Shares)
@@ -73,8 +75,10 @@ def build_collector(context: RunContext, stack: ExitStack) -> Collector:
     settings = context.settings
     if not needs_emulators(settings):
         return OfflineCollector()
-    if only_measures(settings) and all(context.store.has(Round(each)) for each in range(settings.eval_iterations)):
-        return StoredCollector(context.store)
+    if context.measured is not None:
+        rounds = [Round(number, "measure", context.measured) for number in range(settings.eval_iterations)]
+        if all(map(context.store.has, rounds)):
+            return StoredCollector(context.store)
     collector: Collector = _judged(_emulators(context, stack), context)
     collector = OfflineFirst(collector, schedule.offline_iterations(settings))
     if context.ahead:
@@ -118,8 +122,7 @@ def inline_collector(
     """Episodes in emulator processes of this machine."""
     from digirl_dist.collect.inline import InlineCollector, InlineJob
 
-    fixed = PoolSize(settings.bsize, "") if isinstance(settings.bsize, int) else None
-    pool = fixed or choose(Machine.here(), device.needs)
+    pool = pool_size(settings.bsize if isinstance(settings.bsize, int) else None, Machine.here(), device.needs)
     job = InlineJob(agent, device.factory, pool, slot_limits(settings.limits), device.max_steps, device.guard)
     terms = Terms(closing, settings.limits.set_aside_share)
     return InlineCollector(job, settings.limits.episode_attempts, terms, store, events, status)
@@ -298,6 +301,7 @@ def open_fleet(settings: Settings, device: Device, agent: AgentFactory, root: Pa
     events = folder.open_events()
     stack.callback(events.close)
     status = Status(folder.root / "status.json")
+    stack.enter_context(status.until_the_end_of("the fleet", events))
     plan = Plan(device.tasks, 1, settings.seed)
     store = Store(folder.trajectories)
     store.sweep()

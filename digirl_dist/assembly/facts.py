@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import platform
-from collections.abc import Sequence
 
 import digirl_dist
 from digirl_dist.emulator.plugins import Device
 from digirl_dist.settings import Settings, configuration
 from digirl_dist.settings.keys import flat
-from digirl_dist.storage.digest import digest
 from digirl_dist.storage.machine import version_of
-from digirl_dist.tasks import Task
+from digirl_dist.storage.provenance import tasks_in_a_word
 
 _OWN = ("save_path", "loggers", "logger_project", "wandb_project")
 """Settings of which rank 0 alone makes use."""
@@ -28,8 +26,3 @@ def facts_of(settings: Settings, device: Device) -> dict[str, str]:
     found["Python"] = ".".join(platform.python_version_tuple()[:2])
     found["digirl_dist"] = digirl_dist.__version__
     return found | {name: version_of(name) or "none" for name in _PACKAGES}
-
-
-def tasks_in_a_word(tasks: Sequence[Task]) -> str:
-    """Returns what differs if the tasks do, such as after a change of their file."""
-    return f"{len(tasks)} with digest {digest(repr(list(tasks)).encode())[:12]}"

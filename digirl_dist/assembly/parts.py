@@ -182,11 +182,13 @@ def placed(settings: Settings, agent: AgentFactory) -> AgentFactory:
     return Placed(agent, _device_of(settings, None))
 
 
-def refuse_shared_devices(settings: Settings) -> None:
-    """Raises DeviceError for more training processes on this machine than it has devices for them."""
+def refuse_devices(settings: Settings, rank: Rank | None = None) -> None:
+    """Raises DeviceError for a ``trainer.device`` that is not there, or too few devices for the training processes of
+    this machine."""
     if isinstance(settings.trainer, TorchrunSettings):
         ranks = settings.trainer.nproc_per_node
-        _device_of(settings, Rank(0, ranks, 0, ranks))
+        rank = Rank(0, ranks, 0, ranks)
+    _device_of(settings, rank)
 
 
 def _device_of(settings: Settings, rank: Rank | None) -> str:

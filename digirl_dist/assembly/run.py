@@ -12,13 +12,13 @@ from digirl_dist import host
 from digirl_dist.agent import AgentFactory
 from digirl_dist.assembly import schedule, validate
 from digirl_dist.assembly.collector import RunContext, build_collector
-from digirl_dist.assembly.facts import facts_of, tasks_in_a_word
+from digirl_dist.assembly.facts import facts_of
 from digirl_dist.assembly.parts import (
     build_agent,
     build_algorithm,
     build_device,
     record_start,
-    refuse_shared_devices,
+    refuse_devices,
     run_root,
     starting,
     tells_success,
@@ -33,6 +33,7 @@ from digirl_dist.parallel.rank import Rank, launched_rank
 from digirl_dist.report.experiment_log import ExperimentLog
 from digirl_dist.report.loggers import LoggedRun
 from digirl_dist.report.media import Media
+from digirl_dist.report.metrics import Metrics
 from digirl_dist.report.output import shown
 from digirl_dist.report.progress import Progress
 from digirl_dist.report.report import Report
@@ -87,7 +88,9 @@ def run(
     closing, ahead = schedule.closing(settings), schedule.iterations_ahead(settings)
     device = build_device(settings, settings.emulator)
     agent = build_agent(settings, device.spec)
+    refuse_devices(settings, rank)
     root = run_root(settings)
+    Metrics(root / "metrics.jsonl")  # a damaged file is refused before anything is written
     trainer_spec = _trainer_spec(settings, device, agent, root)
     if rank is None or rank.is_first:
         last = settings.train_iterations if last is None else last
@@ -111,24 +114,25 @@ def _lead(spec: RunSpec, trainer_spec: TrainerSpec, rank: Rank | None, progress:
         stack.callback(events.close)
         record_start(settings, events)
         status.path = folder.root / "status.json"
-        stack.enter_context(status.until_the_end_of("the measurement" if only_measures(settings) else "the run"))
-        status.host("load the agent and its newest checkpoint")
         write_policy = WaitForSpace(events, status, settings.limits.full_disk_s, folder.refuse_if_gone)
-        trainer = _trainer(settings, trainer_spec, folder, write_policy, rank, stack)
-        stack.callback(trainer.close)
         media = Media(folder.media, settings.media, events)
         log = experiment_log(settings, folder, events)
         report = Report(folder, events, progress, log, media, write_policy)
-        stack.callback(report.close)
+        stack.callback(report.close)  # after the next line, so that the page says how the run ended
+        what = "the measurement" if only_measures(settings) else "the run"
+        stack.enter_context(status.until_the_end_of(what, events))
+        status.host("load the agent and its newest checkpoint")
+        trainer = _trainer(settings, trainer_spec, folder, write_policy, rank, stack)
+        stack.callback(trainer.close)
         measured = trainer.resume() if only_measures(settings) else None
         if measured:
-            told = {**config, "tasks": tasks_in_a_word(plan.tasks)}
-            provenance.refuse_other_measurement(folder.evaluation(measured.iteration), told)
-        store = Store(folder.evaluation(measured.iteration) if measured else folder.trajectories, write_policy)
+            provenance.note_measurement(folder.evaluation(measured.iteration), provenance.measured(config, plan.tasks))
+        store = Store(folder.trajectories, write_policy)
         status.host("prepare the workers")
         store.sweep()
         shared = settings, spec.device, spec.agent, plan, folder, store, events, status
-        collector = build_collector(RunContext(*shared, spec.closing, spec.ahead, spec.source), stack)
+        version = measured.iteration if measured else None
+        collector = build_collector(RunContext(*shared, spec.closing, spec.ahead, version, spec.source), stack)
         stack.callback(status.host, "stop the workers")
         if measured:
             host.evaluate(collector, measured, store, plan, report, settings.eval_iterations)
@@ -194,7 +198,6 @@ def _trainer(
         case TorchrunSettings() as spec:
             from digirl_dist.trainer.torchrun import TorchrunTrainer
 
-            refuse_shared_devices(settings)
             return TorchrunTrainer(trainer_spec, spec, folder.root / "trainer.log")
         case _ if rank is not None and rank.world_size > 1:
             from digirl_dist.trainer.joint import JointTrainer

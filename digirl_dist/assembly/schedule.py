@@ -9,7 +9,7 @@ from digirl_dist.assembly.parts import algorithm_plugin, build_device
 from digirl_dist.collect.iteration import Closing
 from digirl_dist.settings import Close, Settings, TaskMode, TaskSplit, TrainMode
 from digirl_dist.settings.modes import only_measures
-from digirl_dist.tasks import Plan, Task
+from digirl_dist.tasks import Plan, Purpose, Task
 
 
 def offline_iterations(settings: Settings) -> int:
@@ -46,15 +46,17 @@ def iterations_ahead(settings: Settings) -> int:
 
 def plan(settings: Settings, tasks: Sequence[Task]) -> Plan:
     """Returns the tickets of an iteration, or of a round of measurements, which have seeds of their own."""
+    purpose: Purpose = "measure" if only_measures(settings) else "train"
+    size, seed, order = settings.rollout_size, settings.seed, settings.task_order.value
     if settings.task_mode is TaskMode.evaluate:
-        return Plan(tasks, settings.rollout_size, settings.seed, settings.task_order.value, share="test")
-    per_start = algorithm_plugin(settings).episodes_per_start
-    return Plan(tasks, settings.rollout_size, settings.seed, settings.task_order.value, per_start)
+        return Plan(tasks, size, seed, order, share="test", purpose=purpose)
+    return Plan(tasks, size, seed, order, algorithm_plugin(settings).episodes_per_start, purpose=purpose)
 
 
 def evaluation_plan(settings: Settings) -> Plan:
     """Returns the tickets of each evaluation while training: the test split, walked through, on seeds of its own."""
-    return Plan(test_tasks(settings), settings.evaluation.episodes, settings.seed, "sequential", share="validate")
+    episodes, seed = settings.evaluation.episodes, settings.seed
+    return Plan(test_tasks(settings), episodes, seed, "sequential", share="validate", purpose="evaluate")
 
 
 def test_tasks(settings: Settings) -> Sequence[Task]:

@@ -16,8 +16,7 @@ from digirl_dist.assembly.parts import (
     build_device,
     emulator_of,
     packed_for_workers,
-    placed,
-    refuse_shared_devices,
+    refuse_devices,
 )
 from digirl_dist.assembly.validate import refuse_unstartable
 from digirl_dist.doctor.check import HOST, Check
@@ -78,9 +77,9 @@ def doctor(settings: Settings, try_emulators: bool, status: Status) -> Iterator[
     with ExitStack() as stack:
         try:
             device = refuse_unstartable(settings)
-            placed(settings, build_agent(settings, device.spec))  # an extra may be missing, or the device
-            refuse_shared_devices(settings)
+            build_agent(settings, device.spec)  # an extra may be missing
             build_algorithm(settings, device)
+            refuse_devices(settings)
             targets = _targets(settings, device, try_emulators, stack)
             nodes = slurm_says(settings) if settings.parallel is Parallel.host and not settings.dry_run else {}
         except (SettingsError, ClusterError) as error:

@@ -6,6 +6,7 @@ contradiction is refused before torch is loaded.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from enum import Enum
 from importlib.util import find_spec
 
@@ -21,6 +22,7 @@ from digirl_dist.assembly.parts import (
     framework_of,
     run_root,
 )
+from digirl_dist.capacity import Machine, pool_size
 from digirl_dist.emulator.plugins import Device
 from digirl_dist.errors import SettingsError
 from digirl_dist.parallel.rank import Rank
@@ -47,7 +49,7 @@ from digirl_dist.settings.plugins import ALGORITHM, settings_classes
 from digirl_dist.settings.ranges import refuse_out_of_range
 from digirl_dist.settings.unread import refuse_unread
 from digirl_dist.storage.checkpoint import Checkpoints
-from digirl_dist.storage.provenance import refuse_changes
+from digirl_dist.storage.provenance import measured, refuse_changes, refuse_other_measurement
 from digirl_dist.storage.start import start_of
 from digirl_dist.user_code.entry_point import load_entry_point
 
@@ -57,6 +59,8 @@ class Command(Enum):
 
     run = "run"
     """``run.py``, in one process or as one of the ranks of a torchrun."""
+    fleet = "fleet"
+    """A ``Fleet``: its policies come from the program, and nothing is learned."""
     ranks = "ranks"
     """``python -m digirl_dist.train``: emulators on every rank."""
     measure = "measure"
@@ -73,7 +77,7 @@ def refuse_contradictions(settings: Settings, rank: Rank | None = None, command:
     refuse_unread(settings)
     _refuse_unread_labels(settings)
     match command:
-        case Command.run:
+        case Command.run | Command.fleet:
             _refuse_launch(settings, rank)
             _refuse_resume(settings)
             _refuse_learning(settings)
@@ -98,31 +102,57 @@ def refuse_contradictions(settings: Settings, rank: Rank | None = None, command:
                 raise SettingsError("start_from is for runs; an evaluation job names a run folder as its save_path")
 
 
-def refuse_before_start(settings: Settings, rank: Rank | None) -> None:
-    """Raises SettingsError for all that can be known without torch: contradictions, the emulator, tasks, workers."""
-    refuse_unstartable(settings, rank)
+def refuse_before_start(settings: Settings, rank: Rank | None, command: Command = Command.run) -> None:
+    """Raises SettingsError for all that can be known without torch: contradictions, the emulator, tasks, workers.
+
+    Every command that starts emulators calls this before it writes anything; ``doctor`` looks at each worker instead.
+    """
+    refuse_unstartable(settings, rank, command)
     if settings.parallel is Parallel.host and needs_emulators(settings):
-        if isinstance(settings.engine, OpenAIEngineSettings):
-            from digirl_dist.chat.lora_server import reach
-
-            reach(settings.engine)
-        collector_plugin(settings).reach(settings, _is_new(settings))
+        collector_plugin(settings).reach(settings, command is Command.fleet or _is_new(settings))
 
 
-def refuse_unstartable(settings: Settings, rank: Rank | None = None) -> Device:
-    """Returns the emulator. Raises SettingsError for what can be known without torch and without other machines."""
-    refuse_contradictions(settings, rank)
+def refuse_unstartable(settings: Settings, rank: Rank | None = None, command: Command = Command.run) -> Device:
+    """Returns the emulator. Raises SettingsError for what can be known without torch and without workers."""
+    refuse_contradictions(settings, rank, command)
     device = build_device(settings, settings.emulator)
+    if command is Command.ranks or settings.parallel is not Parallel.host or settings.dry_run:
+        _refuse_memory(settings, device)
+    if isinstance(settings.engine, OpenAIEngineSettings) and needs_emulators(settings):
+        from digirl_dist.chat.lora_server import reach
+
+        reach(settings.engine)
     if isinstance(agent_plugin(settings), CustomAgentSettings):
         agent_plugin(settings).build(device.spec)
     if settings.algorithm.entry_point is not None:
         build_algorithm(settings, device)
+    if command is Command.run and only_measures(settings):
+        _refuse_measurement(settings, device)
+    return device
+
+
+def _refuse_measurement(settings: Settings, device: Device) -> None:
+    """Raises SettingsError where there is no checkpoint to measure, or one that was measured otherwise."""
     nothing_to_measure = _is_new(settings) and settings.start_from is None and agent_plugin(settings).learns
     if settings.task_mode is TaskMode.evaluate and nothing_to_measure:
         raise SettingsError(
             f"save_path={settings.save_path} holds no checkpoint to measure: name the folder of a run, or train first"
         )
-    return device
+    newest = Checkpoints(run_root(settings) / "checkpoints").newest()
+    usual = replace(Settings(), agent=type(settings.agent)(), emulator=type(settings.emulator)())
+    now, before = (measured(as_mapping(each), device.tasks) for each in (settings, usual))
+    refuse_other_measurement(
+        run_root(settings) / "evaluation" / f"{newest.iteration if newest else 0:06d}", now, before
+    )
+
+
+def _refuse_memory(settings: Settings, device: Device) -> None:
+    """Raises SettingsError for more emulators than the memory of this machine carries.
+
+    A worker looks at its own memory before it starts them.
+    """
+    if isinstance(settings.bsize, int) and needs_emulators(settings):
+        pool_size(settings.bsize, Machine.here(), device.needs)
 
 
 def _is_new(settings: Settings) -> bool:

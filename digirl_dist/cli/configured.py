@@ -90,10 +90,10 @@ def of_run_folder(folder: Path, overrides: Sequence[str], trust: bool) -> Source
 
     So it does for overrides that name another folder.
     """
-    from digirl_dist.settings.configuration import OfRun
+    from digirl_dist.settings.run_source import RunSource
     from digirl_dist.storage.run_folder import existing_run
 
     root = existing_run(folder).resolve()
     if elsewhere := [each for each in overrides if key_of(each) == "save_path"]:
         raise SettingsError(f"{elsewhere[0]} contradicts {folder}, whose configuration this is: leave one of them out")
-    return OfRun(str(root), "config", (f"save_path={quoted(str(root))}", *overrides), trust)
+    return RunSource(str(root), overrides=(f"save_path={quoted(str(root))}", *overrides), trust=trust)

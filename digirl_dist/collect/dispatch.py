@@ -170,7 +170,7 @@ class Dispatch:
             room -= 1
             _, key, there, _ = chosen.popleft()
             self._fleet.workers[name].lease([self._leases.double(name, key)])
-            self._events.emit("episode_doubled", worker=name, iteration=key[0], ticket=key[1], held_by=there)
+            self._events.emit("episode_doubled", worker=name, **key.place(), held_by=there)
         for one, own in zip(ranked, passed, strict=True):
             one.extendleft(reversed(own))
         return not room or any(passed)

@@ -97,6 +97,8 @@ class FleetCollector:
     def collect(self, checkpoint: Checkpoint, tickets: Sequence[Ticket]) -> CollectionResult:
         with self._rest.paused():
             iteration = Iteration(tickets, self.leases, self.store, self.terms, self.clock)
+            for reason in iteration.left_aside:
+                self.table.tell_all("episode_left_aside", reason=reason)
             with iteration:
                 return _Collection(self, checkpoint, iteration).run()
 
@@ -310,7 +312,7 @@ class _Collection:
     def _ended(self, worker: str, manifest: EpisodeManifest) -> None:
         """Pulls the episode if its ticket is still open; a stale or repeated one is deleted unread."""
         key = manifest.key
-        if key not in self._leases.tickets:
+        if key not in self._leases.tickets or self._leases.is_of_others(worker, manifest):
             self._table.tell("episode_dropped", worker, episode=manifest.episode_id, reason="not wanted any more")
             self._fleet.workers[worker].forget(manifest.episode_id)
             return

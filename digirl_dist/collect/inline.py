@@ -82,6 +82,8 @@ class InlineCollector:
 
     def collect(self, checkpoint: Checkpoint, tickets: Sequence[Ticket]) -> CollectionResult:
         iteration = Iteration(tickets, self._leases, self._store, self._terms, time.monotonic)
+        for reason in iteration.left_aside:
+            self._events.emit("episode_left_aside", reason=reason)
         with self._busy, iteration:
             return self._collect(checkpoint, iteration)
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Collection, Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from digirl_dist.collect.iteration_stats import IterationStats
@@ -63,13 +63,15 @@ class Iteration:
         self._closing = terms.closing if self.round.purpose == "train" else Closing()  # measurements are not cut short
         self._clock = clock
         self._started_at = clock()
-        self._landed = store.landed(self.round)
+        self.left_aside: list[str] = []
+        """Why each episode that had landed is none of the round's, such as one of another call or of other settings."""
         left_over, _ = self._left_out(self.number - 1)
         wanted = [*left_over, *tickets]
         self._tickets = {ticket.key: ticket for ticket in wanted}
         self._wanted = self._tickets.keys()
-        self._missing = self._wanted - set(self._landed)
         self._was_closed = store.is_closed(self.round)
+        self._landed = self._taken_up(self.round, self._tickets)
+        self._missing = self._wanted - set(self._landed)
         if not self._was_closed:
             leases.add(ticket for ticket in wanted if ticket.key in self._missing)
         leases.close(self.round, ())
@@ -86,8 +88,32 @@ class Iteration:
         """Queues tickets of later iterations whose episodes have not landed."""
         for later in {ticket.round for ticket in tickets}:
             if not self._store.is_closed(later):
-                landed = self._store.landed(later)
-                self._leases.add(one for one in tickets if one.round == later and one.key not in landed)
+                wanted = {ticket.key: ticket for ticket in tickets if ticket.round == later}
+                landed = self._taken_up(later, wanted)
+                self._leases.add(ticket for key, ticket in wanted.items() if key not in landed)
+
+    def _taken_up(self, of: Round, wanted: Mapping[Key, Ticket]) -> dict[Key, Trajectory]:
+        """Returns the episodes of a round that had landed, as far as they are what the tickets ask for.
+
+        Others are left aside. Raises CollectionError if the round is closed with one of them.
+        """
+        landed = self._store.landed(of)
+        for key, episode in [*landed.items()]:
+            if of not in (self.round, key.round):
+                continue  # it is carried over to a round that has not begun, which looks at it then
+            misfit = _misfit(episode.ticket, wanted.get(key), of)
+            if not misfit:
+                continue
+            if self._store.is_closed(of):
+                raise CollectionError(
+                    f"round {of.number} ({of.purpose}) of {self._store.root} ended with other episodes than the "
+                    f"settings ask for: {episode.episode_id}: {misfit} -> restore its tasks and settings, or remove "
+                    "its file, and the round runs again"
+                )
+            self._store.leave_aside(of, episode)
+            self.left_aside.append(f"{episode.episode_id}: {misfit}")
+            del landed[key]
+        return landed
 
     @property
     def missing(self) -> int:
@@ -121,15 +147,15 @@ class Iteration:
         return {key for key in self._leases.set_aside if key in self._missing}
 
     def _too_many(self, aside: Collection[Key]) -> CollectionError:
-        said = [
-            f"ticket {key.number} (task {self._tickets[key].task.id}): "
-            + "; ".join(_repeats([f"on {each.worker}: {each.reason}" for each in self._leases.set_aside[key]]))
-            for key in sorted(aside)[:_SHOWN]
-        ]
         return CollectionError(
             f"iteration {self.number}: {len(aside)} of {len(self._wanted)} tickets failed "
-            f"{self._leases.attempts} times each, more than limits.set_aside_share allows\n  " + "\n  ".join(said)
+            f"{self._leases.attempts} times each, more than limits.set_aside_share allows\n  "
+            + "\n  ".join(map(self._why_aside, sorted(aside)[:_SHOWN]))
         )
+
+    def _why_aside(self, key: Key) -> str:
+        reasons = [f"on {each.worker}: {each.reason}" for each in self._leases.set_aside[key]]
+        return f"ticket {key.number} (task {self._tickets[key].task.id}): " + "; ".join(_repeats(reasons))
 
     def counts_in(self, key: Key) -> Round:
         """Returns the round whose result has this ticket's episode.
@@ -162,12 +188,13 @@ class Iteration:
     def close(self, stats: IterationStats) -> CollectionResult:
         """Closes the iteration for good; missing tickets are carried over or cancelled, but for those set aside."""
         aside = self._aside()
+        reasons = [self._why_aside(key) for key in sorted(aside)]
         self._leases.close(self.round, aside)
         if not self._was_closed and self._missing - aside:
             self._store.close(self.number, *self._leases.withdraw(self._missing))
         carried, cancelled = self._left_out(self.number)
         trajectories = [self._landed[key] for key in sorted(self._landed)]
-        return stats.result(trajectories, len(carried), len(cancelled), len(aside))
+        return stats.result(trajectories, len(carried), len(cancelled), reasons)
 
     def _left_out(self, number: int) -> tuple[list[Ticket], list[Ticket]]:
         """Returns what training iteration ``number`` closed without; measurements neither leave out nor take over."""
@@ -179,6 +206,18 @@ def later_of(current: Round, key: Key) -> Round:
     own = key.round
     is_to_come = current.purpose == "evaluate" or own.number > current.number
     return own if own.purpose == "train" and is_to_come else current
+
+
+def _misfit(found: Ticket, wanted: Ticket | None, of: Round) -> str:
+    """Returns why an episode is not the one that a round wants; empty if it is.
+
+    In training, where iterations overlap, it may act with any policy that there is before the iteration's update.
+    """
+    if wanted is None:
+        return "nothing asks for its ticket"
+    if of.purpose == "train" and found.policy_version <= max(of.number, wanted.policy_version):
+        wanted = replace(wanted, policy_version=found.policy_version)
+    return found.misfit(wanted)
 
 
 def _repeats(said: Sequence[str]) -> list[str]:

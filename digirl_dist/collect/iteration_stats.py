@@ -51,12 +51,13 @@ class IterationStats:
         self._episodes.append((worker, end - seconds, end))
 
     def result(
-        self, trajectories: Sequence[Trajectory], carried: int, cancelled: int, set_aside: int
+        self, trajectories: Sequence[Trajectory], carried: int, cancelled: int, set_aside: Sequence[str]
     ) -> CollectionResult:
         ends = [end for _, _, end in self._episodes]
         return CollectionResult(
             iteration=self.round.number,
             purpose=self.round.purpose,
+            measured=self.round.measured,
             trajectories=trajectories,
             worker_results=[self._worker_results[name] for name in sorted(self._worker_results)],
             started_at=self.started_at,

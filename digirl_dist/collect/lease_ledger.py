@@ -16,7 +16,7 @@ from digirl_dist.settings import regular_file
 from digirl_dist.storage import atomic_files, json_lines
 from digirl_dist.tasks import Key
 
-_LINE = tuple[str, Key, int, int]
+_LINE = tuple[str, Key, int, int, str]
 _ENCODER = msgspec.json.Encoder()
 _DECODER = msgspec.json.Decoder(_LINE)
 
@@ -49,5 +49,5 @@ class LeaseLedger:
 
 
 def _lines(grants: Sequence[Grant]) -> bytes:
-    lines = ((grant.worker, grant.key, grant.attempt, grant.version) for grant in grants)
+    lines = ((grant.worker, grant.key, grant.attempt, grant.version, grant.asks) for grant in grants)
     return b"".join(_ENCODER.encode(line) + b"\n" for line in lines)

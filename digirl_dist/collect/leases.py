@@ -28,6 +28,8 @@ class Grant:
     key: Key
     attempt: int
     version: int
+    asks: str
+    """See ``Ticket.asks``."""
     at: float | None = None
     """When, by the host's clock; None: by a host before this one."""
 
@@ -159,17 +161,30 @@ class Leases:
 
     def as_leased(self, worker: str, manifest: EpisodeManifest) -> tuple[Ticket, Grant] | None:
         """Returns the ticket as it was leased for this episode; None if it was not, or its ticket is not open."""
-        grant = self._grants.get(manifest.key, {}).get((worker, manifest.attempt))
-        if grant is None or manifest.key not in self.tickets or grant.version != manifest.policy_version:
+        grant = self._granted(worker, manifest)
+        if grant is None or grant.version != manifest.policy_version or not self._is_of_ticket(grant):
             return None
         return replace(self.tickets[grant.key], policy_version=grant.version, attempt=grant.attempt), grant
+
+    def is_of_others(self, worker: str, manifest: EpisodeManifest) -> bool:
+        """Returns whether an episode is of a lease for another task or seed, as an earlier host with other settings
+        gave it."""
+        grant = self._granted(worker, manifest)
+        return grant is not None and manifest.key in self.tickets and not self._is_of_ticket(grant)
+
+    def _granted(self, worker: str, manifest: EpisodeManifest) -> Grant | None:
+        return self._grants.get(manifest.key, {}).get((worker, manifest.attempt))
+
+    def _is_of_ticket(self, grant: Grant) -> bool:
+        return grant.key in self.tickets and self.tickets[grant.key].asks == grant.asks
 
     def adopt(self, worker: str, key: Key) -> bool:
         """Leases a ticket that a returning worker still runs; False if it is no longer wanted of that worker.
 
         Which attempt it runs is not known: whichever comes ends it.
         """
-        if key in self._queue and any(holder == worker for holder, _ in self._grants.get(key, ())):
+        grants = [grant for grant in self._grants.get(key, {}).values() if grant.worker == worker]
+        if key in self._queue and grants and all(map(self._is_of_ticket, grants)):
             del self._queue[key]
             self._hold(worker, key)
         return key in self._running.get(worker, ())
@@ -300,7 +315,7 @@ class Leases:
         """Leases the tickets to the worker, each as its next attempt."""
         tickets = [replace(self.tickets[key], attempt=self._leased[key]) for key in keys]
         now = self._clock()
-        grants = [Grant(worker, one.key, one.attempt, one.policy_version, now) for one in tickets]
+        grants = [Grant(worker, one.key, one.attempt, one.policy_version, one.asks, now) for one in tickets]
         for grant in grants:
             self._hold(worker, grant.key, grant.attempt)
             self._remember(grant)

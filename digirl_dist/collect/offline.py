@@ -17,7 +17,7 @@ class OfflineCollector:
 
     def collect(self, checkpoint: Checkpoint, tickets: Sequence[Ticket]) -> CollectionResult:
         """Returns a result without episodes."""
-        return CollectionResult.empty(tickets[0].iteration)
+        return CollectionResult.empty(tickets[0].round)
 
     def prefetch(self, checkpoint: Checkpoint, tickets: Sequence[Ticket]) -> None:
         """Nothing begins."""
@@ -34,8 +34,8 @@ class StoredCollector(OfflineCollector):
 
     def collect(self, checkpoint: Checkpoint, tickets: Sequence[Ticket]) -> CollectionResult:
         """Returns the episodes that the store has."""
-        number = tickets[0].iteration
-        return replace(CollectionResult.empty(number), trajectories=self._store.read(number))
+        wanted = tickets[0].round
+        return replace(CollectionResult.empty(wanted), trajectories=list(self._store.landed(wanted).values()))
 
 
 class OfflineFirst:
@@ -47,7 +47,7 @@ class OfflineFirst:
 
     def collect(self, checkpoint: Checkpoint, tickets: Sequence[Ticket]) -> CollectionResult:
         if self._is_offline(tickets):
-            return CollectionResult.empty(tickets[0].iteration)
+            return CollectionResult.empty(tickets[0].round)
         return self._collector.collect(checkpoint, tickets)
 
     def prefetch(self, checkpoint: Checkpoint, tickets: Sequence[Ticket]) -> None:

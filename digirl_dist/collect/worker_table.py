@@ -142,7 +142,7 @@ class WorkerTable:
                 self.tell("episode_refused", worker, episode=name, reason=reason)
             case ClaimsRefused(worker, keys):
                 reason = "the worker program claims tickets that it was not leased; it is told to drop them"
-                some = [list(key) for key in keys[:_SHOWN]]
+                some = [key.name for key in keys[:_SHOWN]]
                 self.tell("claims_refused", worker, tickets=some, claims=len(keys), reason=reason)
             case Throttled(worker, reason):
                 self.tell("worker_throttled", worker, reason=reason)

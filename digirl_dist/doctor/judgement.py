@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
+from digirl_dist.capacity import POLICY_MIB, most_slots
 from digirl_dist.doctor.check import Check
-from digirl_dist.doctor.requirements import POLICY_MB, AndroidRequirements, MachineRequirements
+from digirl_dist.doctor.requirements import AndroidRequirements, MachineRequirements
 
 CLOCK_LIMIT_S = 60.0
 """Largest difference of clocks; beyond it, certificates of package indexes begin to look invalid."""
@@ -77,8 +78,8 @@ def _folders(worker: str, facts: dict[str, Any]) -> Iterator[Check]:
 
 def _memory(worker: str, facts: dict[str, Any], requirements: MachineRequirements, slots: int) -> Check:
     free = facts["memory_mb"]
-    needed = POLICY_MB + slots * requirements.memory_mb
-    fits = (free - POLICY_MB) // requirements.memory_mb
+    needed = POLICY_MIB + slots * requirements.memory_mb
+    fits = most_slots(free, requirements.memory_mb)
     detail = f"{_size(free)} free, bsize={slots} of {requirements.emulator} needs about {_size(needed)}"
     remedy = f"set bsize={fits} for it" if fits > 0 else "it is too small for this emulator: use another machine"
     return Check(worker, "memory", needed <= free, detail, remedy)

@@ -9,9 +9,6 @@ from digirl_dist.emulator.plugins import EmulatorPlugin
 from digirl_dist.emulator.plugins.android import AndroidSettings
 from digirl_dist.settings import EmulatorSettings
 
-POLICY_MB = 700
-"""Memory of the worker program with torch and a small policy, in MiB."""
-
 
 @dataclass(frozen=True)
 class AndroidRequirements:

@@ -100,20 +100,12 @@ class EpisodeGuard:
             raise TrajectoryError(f"emulator {self.emulator}: {error}") from error.__cause__
 
     def _check_origin(self, episode: Trajectory, ticket: Ticket, worker: str) -> None:
-        found = episode.ticket
-        pairs = {
-            "ticket": (found.key, ticket.key),
-            "seed": (found.seed, ticket.seed),
-            "task": (found.task.id, ticket.task.id),
-            "instruction": (found.task.instruction, ticket.task.instruction),
-            "worker": (episode.worker, worker),
-            "policy version": (found.policy_version, ticket.policy_version),
-        }
-        for name, (said, wanted) in pairs.items():
-            if said != wanted:
-                raise TrajectoryError(f"it is the episode of another {name}: {said!r:.200} instead of {wanted!r:.200}")
-        if found.task.params != json.loads(json.dumps(ticket.task.params)):
-            raise TrajectoryError("it is the episode of a task with other params")
+        if misfit := episode.ticket.misfit(ticket):
+            raise TrajectoryError(misfit)
+        if episode.worker != worker:
+            raise TrajectoryError(
+                f"it is the episode of another worker: {episode.worker!r:.200} instead of {worker!r:.200}"
+            )
 
     def _check_step(self, step: Step, is_last: bool) -> None:
         episode_limits.check_step(step)

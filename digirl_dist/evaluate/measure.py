@@ -20,7 +20,7 @@ from digirl_dist.collect import Collector
 from digirl_dist.collect.iteration import Closing
 from digirl_dist.evaluate.jobs import EvalJob
 from digirl_dist.report.metrics import results
-from digirl_dist.storage import json_lines, parquet
+from digirl_dist.storage import parquet
 from digirl_dist.storage.checkpoint import Checkpoint, Checkpoints
 from digirl_dist.storage.events import Events
 from digirl_dist.storage.status import Status
@@ -62,8 +62,7 @@ def measure(job: EvalJob, device: str, work: Path, dataset: Path) -> Measured:
         shutil.rmtree(work)
         return Measured(metrics)
     wanted = "" if job.num_episodes is None else f" of {job.num_episodes}"
-    reasons = "; ".join(_reasons(work / "events.jsonl")[-aside:])
-    return Measured(metrics, f"{len(episodes)}{wanted} episodes; set aside: {reasons}")
+    return Measured(metrics, f"{len(episodes)}{wanted} episodes; set aside: {'; '.join(aside)}")
 
 
 @contextmanager
@@ -83,14 +82,15 @@ def _own_randomness(seed: int) -> Iterator[None]:
 
 def _episodes(
     job: EvalJob, collector: Collector, plan: Plan, checkpoint: Checkpoint, store: Store
-) -> tuple[Sequence[Trajectory], int]:
+) -> tuple[Sequence[Trajectory], Sequence[str]]:
     """Returns the episodes of the first ``num_episodes`` tickets, or of as many as have ``num_steps`` in total, and the
-    number of tickets that failed too often.
+    tickets that failed too often, with the reasons.
 
     The order is that of the tickets, so the result does not depend on which slot was faster.
     """
     found: list[Trajectory] = []
-    rounds = aside = 0
+    aside: list[str] = []
+    rounds = 0
     while not _enough(job, found, aside):
         result = collector.collect(checkpoint, plan.tickets(rounds, checkpoint.iteration))
         store.append(result)
@@ -103,14 +103,9 @@ def _episodes(
     return found, aside
 
 
-def _reasons(events: Path) -> list[str]:
-    told = [each for each in json_lines.read(events) if each.get("event") == "ticket_set_aside"]
-    return [", ".join(f"{key} {value}" for key, value in each.items() if key not in ("time", "event")) for each in told]
-
-
-def _enough(job: EvalJob, found: Sequence[Trajectory], aside: int) -> bool:
+def _enough(job: EvalJob, found: Sequence[Trajectory], aside: Sequence[str]) -> bool:
     if job.num_episodes is not None:
-        return len(found) + aside >= job.num_episodes
+        return len(found) + len(aside) >= job.num_episodes
     assert job.num_steps is not None
     return sum(len(episode.steps) for episode in found) >= job.num_steps
 

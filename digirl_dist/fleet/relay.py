@@ -1,7 +1,8 @@
 """Relays: a worker fetches tensors from another one of its site, and the host brings what cannot be had so.
 
 The host decides who fetches from whom (``Site``), and tells the SHA-256 of each tensor. Workers pass bytes on over SSH,
-with a key that is made for the run and that lets its bearer fetch tensors by digest and nothing else.
+with a key pair of the worker that passes on, which lets its bearer fetch tensors by digest there and nothing else.
+Where workers share a home folder, and with it authorized_keys, the key tells whose folder is meant.
 """
 
 from __future__ import annotations
@@ -47,14 +48,14 @@ class _SourceLeft(WorkerError):
 
 
 @dataclass(frozen=True)
-class RunKey:
+class KeyPair:
     """A key pair in the form of OpenSSH. The private half is never on the host's disk."""
 
     public: str
     private: str
 
     @classmethod
-    def new(cls) -> RunKey:
+    def new(cls) -> KeyPair:
         from cryptography.hazmat.primitives import serialization as form
         from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
@@ -73,6 +74,7 @@ class Source:
     user: str
     host_key: str
     kind: HostKeyKind
+    private_key: str
 
 
 class Relays:
@@ -80,7 +82,6 @@ class Relays:
 
     def __init__(self, quarantine_s: float) -> None:
         """``quarantine_s``: how long a worker with which a relay failed is left out of relays."""
-        self.key = RunKey.new()
         self._quarantine_s = quarantine_s
         self._sites: dict[str, Site] = {}
         self._attached: dict[str, Relay] = {}
@@ -106,7 +107,7 @@ class Relays:
                 relay.site.leave(relay.name)
 
     def source(self, worker: str) -> Source:
-        """Returns how to fetch from a worker, which lets the run's key in. Raises WorkerError."""
+        """Returns how to fetch from a worker, which lets its key in. Raises WorkerError."""
         relay = self._attached.get(worker)
         if relay is None:
             raise _SourceLeft(worker, "its connection to the host is lost")
@@ -137,6 +138,7 @@ class Relay:
         self._spec = spec
         self._connection = connection
         self._python = python
+        self._key = KeyPair.new()
         self._offering: Channel | None = None
         self._refused: tuple[WorkerError, float] | None = None
         self._lock = threading.Lock()
@@ -182,7 +184,7 @@ class Relay:
         self._relays.leave(self)
 
     def offer(self) -> Source:
-        """Lets the run's key in on this worker, if it is not in yet. Raises WorkerError."""
+        """Lets this worker's key in, if it is not in yet. Raises WorkerError."""
         found = _FINGERPRINT.fullmatch(self._connection.fingerprint)
         kind = next((kind for kind in _KINDS if found and kind in found[2]), None)
         if found is None or kind is None:
@@ -193,7 +195,7 @@ class Relay:
                     self._offering.close()
                 self._offering = self._let_in()
         host, port = self._spec.site_address or (self._connection.host, self._connection.port)
-        return Source(host, port, self._connection.user, found[1], kind)
+        return Source(host, port, self._connection.user, found[1], kind, self._key.private)
 
     def _problem(self, source: str, wanted: Mapping[str, Blob], came: set[str]) -> str:
         """Fetches tensors, whose digests it adds to ``came``; returns why not all of them came."""
@@ -212,7 +214,7 @@ class Relay:
     def _fetch_from(self, source: str, wanted: Mapping[str, Blob], came: set[str]) -> None:
         at = self._relays.source(source)
         tensors = [self._relays.tensor(blob) for blob in wanted.values()]
-        request = Fetch(at.host, at.port, at.user, at.host_key, at.kind, self._relays.key.private, tensors)
+        request = Fetch(at.host, at.port, at.user, at.host_key, at.kind, at.private_key, tensors)
         channel = self._open("digirl_dist.worker_program.relay_fetch")
         try:
             channel.write(encode(request))
@@ -242,7 +244,7 @@ class Relay:
             raise self._refused[0]
         channel = self._open("digirl_dist.worker_program.relay_source", "allow")
         try:
-            channel.write(encode(Offer(self._relays.key.public)))
+            channel.write(encode(Offer(self._key.public)))
             answer = self._next(channel, Offered)
             if answer.error:
                 raise WorkerError(self.name, answer.error, "let its user write that file, or take its `site` away")

@@ -1,7 +1,7 @@
 """What is said when the workers of a site pass tensors on. Each message is one line of JSON.
 
 The host sends an ``Offer`` to the worker that has the tensors, and a ``Fetch`` to the one that lacks them. That one
-logs in to the first with the run's key, sends a ``Wanted``, and gets a ``Tensor`` line before the bytes of each.
+logs in to the first with that worker's key, sends a ``Wanted``, and gets a ``Tensor`` line before the bytes of each.
 """
 
 from __future__ import annotations

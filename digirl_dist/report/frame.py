@@ -19,8 +19,6 @@ _LINES_ABOVE = 6
 _WIDE, _MIDDLE = 76, 46
 """Columns of a terminal that has room for troubles, and for speeds."""
 _RECENT_S = 120.0
-_FREE = ("barrier", "update", "push", "boot", "closed")
-"""What slots do without an episode."""
 
 
 def frame(progress: Progress, width: int, height: int) -> RenderableType:
@@ -120,7 +118,7 @@ def _state(worker: WorkerStatus, progress: Progress) -> tuple[str, str]:
         return worker.doing, "yellow"
     if progress.status.round is None:
         return "waits for the host", "dim"
-    if _busy(worker):
+    if worker.at_work:
         return "runs episodes", "green"
     doing = Counter(str(slot.get("activity")) for slot in worker.slots).most_common(1)
     words = {"boot": "starts emulators", "push": "loads the policy", "closed": "has no emulator left"}
@@ -135,13 +133,9 @@ def _doing(worker: WorkerStatus, progress: Progress) -> Text:
     return text
 
 
-def _busy(worker: WorkerStatus) -> int:
-    return sum(str(slot.get("activity")).split(" ")[0] not in _FREE for slot in worker.slots)
-
-
 def _speed(name: str, worker: WorkerStatus, progress: Progress) -> list[Text]:
     rate = progress.episodes_per_s(name)
-    busy = f"{_busy(worker)}/{len(worker.slots)}" if worker.slots and progress.status.round is not None else "–"
+    busy = f"{worker.at_work}/{len(worker.slots)}" if worker.slots and progress.status.round is not None else "–"
     return [Text("–" if rate is None else f"{rate:.2f}"), Text(busy)]
 
 

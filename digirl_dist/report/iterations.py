@@ -33,6 +33,7 @@ _COLUMNS = (
     ("overhead s", "overhead_s"),
     ("iteration s", "iteration_s"),
     ("emulators busy", "emulator_busy"),
+    ("… while collecting", "collect_busy"),
     ("pushed bytes", "push_bytes"),
     ("pulled bytes", "pull_bytes"),
     ("retried", "episodes_retried"),
@@ -80,10 +81,13 @@ def _time(metrics: Lines) -> Element:
         _line(other, "seconds", 4, "other"),
     ]
     overhead = _line(metrics, "overhead_s", 5, "overhead")
-    busy = _line(metrics, "emulator_busy", 1, "emulators busy")
+    busy = [
+        _line(metrics, "emulator_busy", 1, "of the whole iteration"),
+        _line(metrics, "collect_busy", 2, "while tickets were left"),
+    ]
     charts = _charts(
         stacked_bars("Seconds of an iteration", _labels(metrics), parts, overhead),
-        line_chart("Share of time the emulators were busy", _labels(metrics), [busy], _SHARE),
+        line_chart("Share of time the emulators were busy", _labels(metrics), busy, _SHARE),
     )
     hint = "Overhead: seconds in which neither the emulators nor the update ran."
     return section("Where the time went", charts, small(hint))

@@ -29,6 +29,9 @@ if TYPE_CHECKING:
 Figures = dict[str, Json]
 
 
+_IN_EPISODES = ("reset", "step", "policy")
+
+
 class _Head(msgspec.Struct):
     """The part of a line that says which it is."""
 
@@ -156,14 +159,19 @@ def confidence(trajectories: Sequence[Trajectory]) -> Figures:
     return {"success_low": round(low, 4), "success_high": round(high, 4)}
 
 
-def collection(result: CollectionResult) -> Figures:
-    """Returns the figures of collecting: seconds, bytes, losses and retries."""
+def collection(result: CollectionResult, evaluations: Sequence[CollectionResult] = ()) -> Figures:
+    """Returns the figures of collecting: seconds, bytes, losses and retries.
+
+    ``evaluations`` are those since the iteration before: emulators are busy or idle in them, too.
+    """
+    since = [each.slot_seconds for one in (*evaluations, result) for each in one.worker_results]
     return {
         "collect_s": round(result.ended_at - result.started_at, 4),
         "push_s": round(max((worker_result.push_s for worker_result in result.worker_results), default=0.0), 4),
         "push_bytes": sum(worker_result.push_bytes for worker_result in result.worker_results),
         "pull_bytes": sum(worker_result.pull_bytes for worker_result in result.worker_results),
-        "emulator_busy": None if result.busy is None else round(result.busy, 4),
+        "emulator_busy": _busy(_added(since)),
+        "collect_busy": None if result.busy is None else round(result.busy, 4),
         "episodes_retried": sum(worker_result.retried for worker_result in result.worker_results),
         "workers_lost": sum(len(worker_result.losses) for worker_result in result.worker_results),
         "slot_seconds": _added([worker_result.slot_seconds for worker_result in result.worker_results]),
@@ -172,7 +180,7 @@ def collection(result: CollectionResult) -> Figures:
         },
         "carried_over": result.carried,
         "cancelled": result.cancelled,
-        "set_aside": result.set_aside,
+        "set_aside": len(result.set_aside),
         "carried_in_s_mean": _mean([s for key, s in result.seconds.items() if key[0] < result.iteration]),
         "in_time_s_mean": _mean([s for key, s in result.seconds.items() if key[0] == result.iteration]),
         "episodes_by_worker": _episodes_by_worker(result),
@@ -182,7 +190,7 @@ def collection(result: CollectionResult) -> Figures:
 
 def names() -> list[str]:
     """Returns the figures of every iteration; what an algorithm tells of its update comes on top."""
-    return [*results(0, ()), *collection(CollectionResult.empty(0)), "update_s", "overhead_s", "iteration_s"]
+    return [*results(0, ()), *collection(CollectionResult.empty(Round(0))), "update_s", "overhead_s", "iteration_s"]
 
 
 def overhead_s(result: CollectionResult, before: Update | None, measured_s: float = 0.0) -> float | None:
@@ -203,6 +211,12 @@ def _episodes_by_worker(result: CollectionResult) -> dict[str, int]:
     """Counts also those that landed before this process started, whose workers may have gone."""
     counts = Counter(trajectory.worker for trajectory in result.trajectories)
     return {name: counts[name] for name in sorted({each.worker for each in result.worker_results} | counts.keys())}
+
+
+def _busy(slot_seconds: Mapping[str, float]) -> float | None:
+    """Returns the share of all slot-seconds, updates and evaluations included, in episodes that count."""
+    total = sum(slot_seconds.values())
+    return round(sum(slot_seconds.get(name, 0.0) for name in _IN_EPISODES) / total, 4) if total > 0 else None
 
 
 def _added(parts: Sequence[dict[str, float]]) -> dict[str, float]:

@@ -65,12 +65,13 @@ def _newest(metrics: Lines, planned: Json) -> Iterator[tuple[str, str]]:
         yield "episodes", str(sum(int(number(line.get("episodes")) or 0) for line in metrics))
         yield "success rate", short_number(newest.get("success_rate"))
         yield "mean reward", short_number(newest.get("reward_mean"))
-        yield "emulators busy", short_number(newest.get("emulator_busy"))
+        yield "emulators busy, of all time", short_number(newest.get("emulator_busy"))
         yield "seconds an iteration", short_number(newest.get("iteration_s"))
 
 
 def _facts(record: RunRecord) -> Iterator[tuple[str, str]]:
     """Yields the facts that characterise the run."""
+    yield "state", shorten(str(record.state), 300)
     emulator = _emulator(record.config.get("emulator"))
     if emulator:
         yield "emulator", shorten(emulator, 120)

@@ -75,7 +75,7 @@ class Progress:
         """Handles an event: counts an episode, or prints a message about a fault."""
         with self._lock:
             if kind in ("episode", "judged"):
-                self._enter(Round(content["iteration"], content.get("purpose", "train")))
+                self._enter(Round(content["iteration"], content["purpose"], content.get("measured", 0)))
                 if kind == self.verdict:
                     self._verdicts[bool(content["success"])] += 1
                 if kind == "episode":
@@ -153,19 +153,24 @@ class Progress:
         return count / max(1e-3, self._clock() - round.since)
 
     def left_s(self) -> float | None:
-        """Returns the seconds until the end of the run, by the median of the last iterations; None if unknown."""
-        if self.iterations is None or self._iteration_at is None:
+        """Returns the seconds until the last iteration ends, by the median of the last ones; None if unknown.
+
+        So it is in an iteration that takes longer than usual, while the first one learns, and after the last one.
+        """
+        left = 0 if self.iterations is None else self.iterations - self.finished
+        if left <= 0 or self._iteration_at is None:
             return None
         passed_s = self._clock() - self._iteration_at
         each_s = statistics.median(self._took_s) if self._took_s else _extrapolated(self.status.round, passed_s)
-        if each_s is None:
+        if each_s is None or passed_s >= each_s or each_s * left - passed_s < 1.0:
             return None
-        return max(0.0, each_s * (self.iterations - self.finished) - min(passed_s, each_s))
+        return each_s * left - passed_s
 
     def sentence(self) -> str:
         """Returns the state in one line, for a file."""
         workers = self.status.workers
-        at_work = sum(bool(worker.slots) and not worker.lost for worker in workers.values())
+        collects = self.status.round is not None
+        at_work = sum(collects and worker.at_work > 0 and not worker.lost for worker in workers.values())
         left_s, rate = self.left_s(), self.success_rate if self.status.round else None
         parts = [
             f"{self.status.now}, for {duration(self.ago_s(self.status.since_now))}",

@@ -12,6 +12,7 @@ from typing import Any, TypeVar
 from digirl_dist.errors import RunFolderError, SettingsError, TrajectoryError
 from digirl_dist.settings.safe_yaml import read_yaml
 from digirl_dist.storage import json_lines, parquet
+from digirl_dist.storage.run_state import RunState, run_state
 from digirl_dist.trajectory import Trajectory
 from digirl_dist.types import Json
 
@@ -33,6 +34,7 @@ class RunRecord:
     """The newest events, in order."""
     trajectories: list[Trajectory]
     """Some episodes of the newest iteration whose file can be read, failures and successes."""
+    state: RunState = RunState("unknown")  # noqa: RUF009 - frozen
     notes: list[str] = field(default_factory=list)
     """Files that could not be read, with the reason."""
 
@@ -45,6 +47,7 @@ class RunRecord:
             metrics=noted(notes, metrics_of, folder / "metrics.jsonl") or [],
             events=noted(notes, json_lines.read, folder / "events.jsonl", _EVENT_BYTES) or [],
             trajectories=_newest_trajectories(folder / "trajectories", episodes, notes),
+            state=run_state(folder),
             notes=notes,
         )
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from dataclasses import asdict
+from dataclasses import asdict, replace
 
 from digirl_dist.collection import CollectionResult
 from digirl_dist.emulator.starts import unlike_starts
@@ -63,6 +63,8 @@ class Report:
         self._before: Update | None = None
         self._measured_s = 0.0
         """What evaluations have taken since then."""
+        self._evaluated: list[CollectionResult] = []
+        """Those evaluations, without their episodes."""
         self._page_due_at = 0.0
         self._told_at = 0.0
 
@@ -81,7 +83,7 @@ class Report:
     def iteration(self, result: CollectionResult, update: Update) -> None:
         own: Figures = {
             **self._outcomes.checked(results(result.iteration, result.trajectories), result.trajectories),
-            **collection(result),
+            **collection(result, self._evaluated),
             "update_s": round(update.learned_at - update.started_at, 4),
             "overhead_s": overhead_s(result, self._before, self._measured_s),
             "iteration_s": round(time.monotonic() - max(result.started_at, self._told_at), 4),
@@ -89,7 +91,7 @@ class Report:
         figures = together(own, update.figures)
         for refused in update.refused:
             self._events.emit("episode_set_aside", **asdict(refused))
-        self._before, self._measured_s = update, 0.0
+        self._before, self._measured_s, self._evaluated = update, 0.0, []
         self._told_at = time.monotonic()
         self._look_at_starts(result)
         self._media.add(result.trajectories)
@@ -121,6 +123,7 @@ class Report:
             **result.judging,
         }
         self._measured_s += result.ended_at - result.started_at
+        self._evaluated.append(replace(result, trajectories=()))
         compared = figures.keys() - {"time"}
         if not any(all(line.get(key) == figures[key] for key in compared) for line in self._evaluations.lines):
             self._evaluations.append(figures)  # else its episodes were stored before
@@ -150,7 +153,7 @@ class Report:
         self._status.host("end the loggers and write the report")
         self._log.close()
         self._media.close()
-        if self._before is not None:
+        if self._before is not None or self._status.state == "failed":
             self._write_page()
         self._progress.summary(self._metrics.lines)
         report = self._folder.root / "report.html"

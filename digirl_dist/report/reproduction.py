@@ -12,7 +12,7 @@ from digirl_dist.storage import json_lines, parquet
 from digirl_dist.types import Json
 
 _OF_THE_MACHINE = re.compile(
-    r"time$|_s$|_s_mean$|_bytes$|_by_worker$|^slot_seconds|^emulator_busy$|^episodes_retried$|^workers_lost$|^judge"
+    r"time$|_s$|_s_mean$|_bytes$|_by_worker$|^slot_seconds|^emulator_busy$|^collect_busy$|^episodes_retried$|^workers_lost$|^judge"
 )
 _ROUNDING = 1e-6
 """Policies compute in float32, and batches hold whatever slots ask at the same time: that rounds the last digits."""

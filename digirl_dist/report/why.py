@@ -14,8 +14,9 @@ from digirl_dist.exit_status import RESUMES
 from digirl_dist.plain_text import one_line
 from digirl_dist.report.progress import duration
 from digirl_dist.settings import regular_file
-from digirl_dist.storage import file_system, json_lines
+from digirl_dist.storage import json_lines
 from digirl_dist.storage.run_folder import existing_run
+from digirl_dist.storage.run_state import is_running, run_state
 from digirl_dist.types import Json
 
 _EVENTS = 8
@@ -48,9 +49,9 @@ def _host(folder: Path, status: dict[str, Any]) -> Iterator[str]:
     if is_running(folder):
         yield f"{folder}: process {status['pid']} {_state(status['pid'])}"
         yield f"host: {status['doing']}, for {now - status['since']:.1f} s"
-    elif status.get("ended"):
-        then = "nothing is waited for" if status["ended"].endswith("finished") else RESUMES
-        yield f"{folder}: {duration(now - status['time'])} ago {status['ended']}; {then}"
+    elif status["state"] != "running":
+        then = "nothing is waited for" if status["state"] == "finished" else RESUMES
+        yield f"{folder}: {duration(now - status['time'])} ago {run_state(folder)}; {then}"
     else:
         ago = duration(now - status["time"])
         yield f"{folder}: no process is running; the last, {status['pid']}, wrote {ago} ago; {RESUMES}"
@@ -131,12 +132,3 @@ def _time_of_day(seconds: Json) -> str:
         return time.strftime("%H:%M:%S", time.localtime(seconds))  # type: ignore[arg-type]
     except (TypeError, ValueError, OverflowError, OSError):  # of a file that somebody else wrote
         return "--:--:--"
-
-
-def is_running(folder: Path) -> bool:
-    """Returns whether a host holds the folder's lock."""
-    try:
-        with regular_file.opened(folder / ".lock") as lock:  # nothing is written: the folder may be a stranger's
-            return not file_system.lock(lock, shared=True)
-    except OSError:
-        return False

@@ -389,5 +389,6 @@ class Rollout:
 
 def episode_id(ticket: Ticket, worker: str, slot: int) -> str:
     """Returns the name of an attempt's episode; no two attempts share one."""
-    measured = "" if ticket.purpose == "train" else f"-{ticket.purpose}"  # the numbers are those of training as well
+    of = f"{ticket.policy_version}" if ticket.purpose == "measure" else ""
+    measured = "" if ticket.purpose == "train" else f"-{ticket.purpose}{of}"  # training has the same numbers
     return f"{ticket.iteration:06d}-{ticket.index:05d}-{ticket.attempt}-{worker}-{slot}{measured}"

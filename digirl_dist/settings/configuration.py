@@ -33,13 +33,8 @@ from digirl_dist.settings.places import find_folder, own_folder
 from digirl_dist.settings.plugins import COLLECTOR
 from digirl_dist.settings.ranges import refuse_out_of_range, shown
 from digirl_dist.settings.refusals import digirl_key, explained, first_line, nearest_key
-from digirl_dist.settings.safe_yaml import read_yaml, refuse_excess_in_files
-from digirl_dist.settings.trust import refuse_references, refuse_untrusted
+from digirl_dist.settings.safe_yaml import refuse_excess_in_files
 from digirl_dist.settings.unread import refuse_unread_overrides
-
-_OF_RUN = "config"
-"""The file of a run folder that holds its configuration, without ``.yaml``."""
-_IN_MEMORY = "config_of_a_run"
 
 
 class _OwnFolder(SearchPathPlugin):  # type: ignore[misc]
@@ -78,57 +73,15 @@ class Source:
         return key in map(key_of, self.overrides)
 
 
-@dataclass(frozen=True)
-class OfRun(Source):
-    """The configuration that a run folder holds, which may be a stranger's."""
-
-    trust: bool = False
-
-    def load(self) -> Settings:
-        """Raises SettingsError naming what is wrong, UntrustedError for what the folder names."""
-        return load_run(Path(self.config_path), self.overrides, self.trust)
-
-    @property
-    def notice(self) -> str:
-        return ""
-
-
-def load_run(folder: Path, overrides: Sequence[str] = (), trust: bool = False) -> Settings:
-    """Composes the ``config.yaml`` of a run folder with ``overrides``; reads nothing else there.
-
-    Raises SettingsError naming what is wrong, UntrustedError for what the folder names (see ``trust``).
-    """
-    path = folder / f"{_OF_RUN}.yaml"
-    content = read_yaml(path)
-    if not isinstance(content, dict):
-        raise SettingsError(f"{path} is no configuration: restore it")
-    refuse_references(content, path)
-    content = {key: value for key, value in content.items() if key not in ("defaults", "hydra")}
-    groups = [{group: f"{_name_in(content, group, path)}_schema"} for group in options_of_groups()]
-    _register_schemas()
-    ConfigStore.instance().store(_IN_MEMORY, OmegaConf.create({"defaults": ["settings", *groups, "_self_"], **content}))
-    settings = _typed(_composed(own_folder(), _IN_MEMORY, overrides), _OF_RUN, overrides)
-    refuse_untrusted(settings, path, trust, given=[key_of(each) for each in overrides])
-    return settings
-
-
-def _name_in(content: dict[str, Any], group: str, path: Path) -> str:
-    block = content.get(group)
-    name = block.get("name") if isinstance(block, dict) else None
-    if not isinstance(name, str) or name not in (known := options_of_groups()[group]):
-        raise SettingsError(f"{path}: there is no {group} {name!r:.80}; {nearest(str(name), sorted(known))}")
-    return name
-
-
 def load(config_path: str, config_name: str, overrides: Sequence[str]) -> Settings:
     """Composes ``config_name`` below ``config_path`` with ``overrides``; it may be a file of DigiRL's.
 
     Raises SettingsError naming what is wrong.
     """
-    return _typed(_compose(*translated(find_folder(config_path), config_name, overrides)), config_name, overrides)
+    return typed(_compose(*translated(find_folder(config_path), config_name, overrides)), config_name, overrides)
 
 
-def _typed(composed: DictConfig, config_name: str, overrides: Sequence[str]) -> Settings:
+def typed(composed: DictConfig, config_name: str, overrides: Sequence[str]) -> Settings:
     given = OmegaConf.to_container(composed)
     hide(secrets_of(given))
     if cut := _keys_with(given, "\0"):
@@ -187,11 +140,11 @@ def _compose(folder: Path, name: str, overrides: Sequence[str]) -> DictConfig:
     if name.removesuffix(".yaml") not in names:
         raise SettingsError(f"there is no {name}.yaml in {folder}; {nearest(name, names)}")
     refuse_excess_in_files(folder)
-    _register_schemas()
-    return _composed(folder, name, overrides)
+    register_schemas()
+    return composed_by_hydra(folder, name, overrides)
 
 
-def _composed(folder: Path, name: str, overrides: Sequence[str]) -> DictConfig:
+def composed_by_hydra(folder: Path, name: str, overrides: Sequence[str]) -> DictConfig:
     _refuse_unknown_keys(overrides)
     GlobalHydra.instance().clear()
     try:
@@ -226,7 +179,7 @@ def _keys_with(value: Any, sign: str, key: str = "") -> list[str]:
 
 
 @cache
-def _register_schemas() -> None:
+def register_schemas() -> None:
     Plugins.instance().register(_OwnFolder)
     store = ConfigStore.instance()
     settings = _strict(Settings)

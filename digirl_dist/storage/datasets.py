@@ -16,6 +16,8 @@ from digirl_dist.settings import regular_file
 from digirl_dist.storage import import_digirl, parquet
 from digirl_dist.trajectory import Trajectory
 
+_ORDER = ("purpose", "iteration", "ticket", "policy_version", "step")
+"""Of rows: episodes of other purposes, or that measure other policies, have the same iteration and ticket."""
 _PARTS = ("text", "image", "vector")
 """Of an observation."""
 _SPARE = 256 << 20
@@ -44,7 +46,7 @@ def _read(path: Path) -> list[Trajectory]:
         raise TrajectoryError(f"{path} is no Parquet file and no folder with .parquet or .arrow files{hint}")
     try:
         rows = pa.concat_tables([_ours(_table(file)) for file in files])
-        found = parquet.from_table(rows.sort_by([(name, "ascending") for name in ("iteration", "ticket", "step")]))
+        found = parquet.from_table(rows.sort_by([(name, "ascending") for name in _ORDER]))
         for episode in found:
             _refuse_numbers(episode)
         return found

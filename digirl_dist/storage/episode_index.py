@@ -14,6 +14,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from copy import copy
 from pathlib import Path
+from typing import cast, get_args
 
 import numpy as np
 import pyarrow as pa
@@ -23,16 +24,23 @@ from digirl_dist.settings.safe_yaml import read_mapping
 from digirl_dist.storage import episode_file, parquet
 from digirl_dist.storage.json_lines import JsonLines
 from digirl_dist.storage.parquet_bounds import BoundedFile
+from digirl_dist.tasks import Key, Purpose
 from digirl_dist.trajectory import Trajectory
 from digirl_dist.types import Json
 
-_PER_EPISODE = ("iteration", "ticket", "worker", "slot", "policy_version", "task", "instruction", "seed", "success")
+_PER_EPISODE = (
+    *("iteration", "ticket", "worker", "slot", "purpose", "policy_version", "task", "instruction", "seed", "success"),
+)
 _PER_STEP = ("step", "reward", "truncated")
 _ROWS_AT_ONCE = 64
 _EVENT_BYTES = 2**22
 """How much of the events is read beside a part of the files."""
 _KEY = re.compile(r"[tem](\d{1,9})\.", re.ASCII)
-_PREFIX = {"train": "t", "evaluate": "e", "measure": "m"}
+_LANDING = f"trajectories/.landing/{{}}/*{episode_file.SUFFIX}"
+"""First those of episodes that have just landed: what becomes part of its round's file meanwhile is found there."""
+_WHOLE = ("trajectories/{}.parquet", "evaluation/{}/*.parquet")
+_TRIES = 5
+"""How often an episode is looked for whose file changes at that moment."""
 _ROWS = pa.schema(
     {
         "iteration": pa.int32(),
@@ -54,9 +62,8 @@ Columns = dict[str, pa.Array]
 class EpisodeIndex:
     """The episodes of a run folder, in the order in which they were found; a row never changes its place.
 
-    ``key`` identifies an episode in its run: t, e or m for training, evaluation while training, and measurements of
-    ``--config-name eval``, then iteration and ticket (of a measurement: checkpoint, round and ticket). Safe to use from
-    any thread.
+    ``key`` identifies an episode in its run (see ``tasks.Key.name``). Safe to use from any thread, beside a host that
+    writes: an episode that was seen once can be read at every moment.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -70,6 +77,8 @@ class EpisodeIndex:
         self._row_of: dict[str, int] = {}
         self._place: list[tuple[Path, int]] = []
         """The file of each row, and the episode's first row in it."""
+        self._keys: list[str] = []
+        """Of each row."""
         self._read_at: dict[Path, int] = {}
         """When each file that has been read was written."""
         self._seen: set[str] = set()
@@ -106,8 +115,10 @@ class EpisodeIndex:
             if most_files is None or not self._waiting:
                 self._waiting = self._found()
             now, self._waiting = self._waiting[:most_files], self._waiting[len(self._waiting[:most_files]) :]
-            for path in now:
-                self._add(path)
+            gone = [path for path in now if not self._add(path)]
+            if gone:  # a round has ended since they were listed, and its file has them
+                self._waiting = self._found()
+                return self.refresh(most_files)
             self._look_at_events(None if most_files is None else _EVENT_BYTES)
             return len(self._waiting)
 
@@ -126,11 +137,8 @@ class EpisodeIndex:
     def _files(self, number: str = "[0-9]*") -> Iterator[str]:
         """Yields the files of finished iterations, of evaluations, and of single episodes that have just landed; of one
         round or all."""
-        single = f"trajectories/.landing/{{}}/*{episode_file.SUFFIX}"
-        patterns = ["trajectories/{}.parquet", "evaluation/{}/*.parquet"]
-        if not self._is_judged:
-            patterns += [single, single.replace("{}", "evaluation/{}")]
-        for pattern in patterns:
+        landing = [_LANDING.format(of) for of in ("{}", "evaluate/{}", "measure/{}/*")]
+        for pattern in (*(() if self._is_judged else landing), *_WHOLE):
             yield from sorted(glob.iglob(f"{glob.escape(str(self._folder))}/{pattern.format(number)}"))
 
     def table(self, first: int = 0, most: int | None = None) -> pa.Table:
@@ -151,35 +159,50 @@ class EpisodeIndex:
 
     def find(self, key: str) -> int:
         """Returns the row of an episode; reads no files but those of its round. Raises KeyError."""
-        number = _KEY.match(key)
         with self._lock:
-            if key not in self._row_of and number is not None:
-                for path in self._files(f"{int(number[1]):06d}"):
-                    if path not in self._seen:
-                        self._add(path)
+            if key not in self._row_of:
+                self._look_at_round(key)
             return self._row_of[key]
+
+    def _look_at_round(self, key: str) -> None:
+        number = _KEY.match(key)
+        for path in self._files(f"{int(number[1]):06d}") if number else ():
+            if path not in self._seen:
+                self._add(path)
 
     def read(self, row: int) -> Trajectory:
         """Returns the whole episode. Reads no more than a part of its file at once. Raises TrajectoryError."""
-        path, first = self._place_of(row)
-        if first < 0:
-            raise TrajectoryError(f"{path} does not hold this episode any more")
-        if path.suffix == episode_file.SUFFIX:
-            return episode_file.read(path)
-        with parquet.opened(path) as file:
-            return parquet.from_table(_episode(file, first))[0]
+        defect: TrajectoryError | None = None
+        for _ in range(_TRIES):
+            path, first = self._place_of(row)
+            if first < 0:
+                break
+            try:
+                episode = _read(path, first)
+            except TrajectoryError as error:
+                if _written(str(path)) == self._read_at[path]:
+                    raise
+                defect = error
+            else:
+                if episode.ticket.key.name == self._keys[row]:
+                    return episode
+                defect = None  # the file was replaced before it was opened
+        raise defect or TrajectoryError(f"{path} does not hold this episode any more")
 
     def _place_of(self, row: int) -> tuple[Path, int]:
         """Returns the file and first row of an episode as they are now."""
         with self._lock:
             path, _ = self._place[row]
-            if (written := _written(str(path))) == 0:  # its iteration has ended since
-                self.refresh()
+            if (written := _written(str(path))) == 0:  # its round has ended since, or it was carried over to another
+                self._look_at_round(self._keys[row])
+                if self._place[row][0] == path:
+                    self.refresh()
             elif written != self._read_at[path]:  # an episode was refused since: others are where it was
                 self._add(str(path))
             return self._place[row]
 
-    def _add(self, name: str) -> None:
+    def _add(self, name: str) -> bool:
+        """Adds the episodes of a file; returns False if it is not there any more."""
         self._seen.add(name)
         self._unreadable.pop(name, None)
         written, path = _written(name), Path(name)
@@ -189,47 +212,62 @@ class EpisodeIndex:
         try:
             rows, firsts = _summary(path)
         except (TrajectoryError, KeyError, pa.ArrowException, OverflowError) as error:
-            if path.suffix != episode_file.SUFFIX:  # that one has become part of its iteration's file
-                self._unreadable[name] = written, str(error).removeprefix(f"{path} is not a trajectory file: ")
-            return
-        keys = rows["key"].to_pylist()
+            if _written(name) == 0:
+                return False
+            self._unreadable[name] = written, str(error).removeprefix(f"{path} is not a trajectory file: ")
+            return True
         fresh = []
-        for number, (key, first) in enumerate(zip(keys, firsts, strict=True)):
-            if key in self._row_of:
-                self._place[self._row_of[key]] = (path, first)
-            else:
+        for number, (key, first) in enumerate(zip(rows["key"].to_pylist(), firsts, strict=True)):
+            if key not in self._row_of:
                 self._row_of[key] = len(self._place)
                 self._place.append((path, first))
+                self._keys.append(key)
                 fresh.append(number)
+            elif path.suffix != episode_file.SUFFIX or not self._is_in_its_rounds_file(key):
+                self._place[self._row_of[key]] = (path, first)
         if fresh:
             self._chunks.append(rows.take(pa.array(fresh)))
+        return True
+
+    def _is_in_its_rounds_file(self, key: str) -> bool:
+        """Returns whether the episode has its last place; the file in which it landed is about to be removed then."""
+        path, first = self._place[self._row_of[key]]
+        return path.suffix != episode_file.SUFFIX and first >= 0
 
     def _tell(self, events: Iterable[Mapping[str, Json]]) -> None:
         for event in events:
-            ticket = event.get("ticket")
-            if event.get("event") == "episode_retried" and type(ticket) is int:
-                self._pending[_ticket_of(event)].append(str(event.get("reason", "")))
-            elif event.get("event") == "episode" and type(ticket) is int:
-                key = f"{_PREFIX.get(str(event.get('purpose')), 't')}{event.get('iteration')}.{ticket}"
-                reasons = [*self._pending.pop(_ticket_of(event), []), *self._pending.pop(f"{ticket}", [])]
-                trouble = "; ".join(dict.fromkeys(reasons))
+            key = _key_of(event) if event.get("event") in ("episode", "episode_retried") else ""
+            if key and event["event"] == "episode_retried":
+                self._pending[key].append(str(event.get("reason", "")))
+            elif key:
+                trouble = "; ".join(dict.fromkeys(self._pending.pop(key, [])))
                 attempt, time = event.get("attempt", 0), event.get("time")
                 if isinstance(time, float) and type(attempt) is int:
                     self._arrivals[key] = (time, attempt, trouble)
 
 
-def _ticket_of(event: Mapping[str, Json]) -> str:
-    """Returns the ticket of an event in a word; earlier versions told only the number of one that ran again."""
-    if "iteration" not in event:
-        return f"{event['ticket']}"
-    return f"{event.get('purpose', 'train')} {event['iteration']} {event['ticket']}"
+def _key_of(event: Mapping[str, Json]) -> str:
+    """Returns the key of the ticket that an event is about; empty if it names none, as in a stranger's file."""
+    iteration, ticket, purpose = event.get("iteration"), event.get("ticket"), event.get("purpose")
+    measured = event.get("measured", 0)
+    if type(iteration) is int and type(ticket) is int and type(measured) is int and purpose in get_args(Purpose):
+        return Key(iteration, ticket, cast(Purpose, purpose), measured).name
+    return ""
+
+
+def _read(path: Path, first: int) -> Trajectory:
+    """Returns the episode of a file that begins with row ``first``. Raises TrajectoryError."""
+    if path.suffix == episode_file.SUFFIX:
+        return episode_file.read(path)
+    with parquet.opened(path) as file:
+        return parquet.from_table(_episode(file, first))[0]
 
 
 def summarise(episodes: Sequence[Trajectory]) -> pa.Table:
     """Returns the rows of episodes that are in memory, as ``EpisodeIndex.table`` has them without the events."""
     if not episodes:
         return _empty()
-    return _summarised(pa.concat_tables([parquet.to_table(one) for one in episodes]), "")[0]
+    return _summarised(pa.concat_tables([parquet.to_table(one) for one in episodes]))[0]
 
 
 def _written(path: str) -> int:
@@ -242,18 +280,16 @@ def _written(path: str) -> int:
 def _summary(path: Path) -> tuple[pa.Table, list[int]]:
     """Returns one row per episode of a file, and where each begins."""
     if path.suffix == episode_file.SUFFIX:
-        return _summarised(parquet.to_table(episode_file.read(path)), "")
-    is_measure = path.parent.parent.name == "evaluation" and path.name[0].isdigit()
+        return _summarised(parquet.to_table(episode_file.read(path)))
     with parquet.opened(path) as file:
-        wanted = [name for name in (*_PER_EPISODE, *_PER_STEP, "purpose") if name in file.columns]
-        rows = file.read(wanted)
+        rows = file.read([name for name in (*_PER_EPISODE, *_PER_STEP) if name in file.columns])
         rows.validate(full=True)  # texts of a stranger's file may be no UTF-8
         if any(column.null_count for column in rows.columns):
             raise TrajectoryError("it has nulls")
-        return _summarised(rows, "measure" if is_measure else "")
+        return _summarised(rows)
 
 
-def _summarised(rows: pa.Table, purpose: str) -> tuple[pa.Table, list[int]]:
+def _summarised(rows: pa.Table) -> tuple[pa.Table, list[int]]:
     firsts = np.flatnonzero(rows["step"].to_numpy() == 0)
     if rows.num_rows == 0:
         return _ROWS.empty_table(), []
@@ -264,19 +300,14 @@ def _summarised(rows: pa.Table, purpose: str) -> tuple[pa.Table, list[int]]:
     columns["steps"] = pa.array(np.diff([*firsts, rows.num_rows]), pa.int32())
     columns["reward"] = pa.array(np.add.reduceat(rows["reward"].to_numpy().astype(np.float64), firsts))
     columns["truncated"] = _one(rows["truncated"]).take(pa.array([*(firsts[1:] - 1), rows.num_rows - 1]))
-    known = (
-        _one(rows["purpose"]).take(starts).to_pylist() if "purpose" in rows.schema.names else ["train"] * len(firsts)
-    )
-    columns["purpose"] = pa.array([purpose or each for each in known], pa.string())
     columns["key"] = pa.array(list(_keys(columns)), pa.string())
     return pa.table(columns).select(_ROWS.names).cast(_ROWS), firsts.tolist()
 
 
 def _keys(columns: Columns) -> Iterator[str]:
-    names = ("purpose", "iteration", "ticket", "policy_version")
-    for purpose, iteration, ticket, version in zip(*(columns[name].to_pylist() for name in names), strict=True):
-        of = f"{version}." if purpose == "measure" else ""
-        yield f"{_PREFIX.get(purpose, 't')}{of}{iteration}.{ticket}"
+    names = ("iteration", "ticket", "purpose", "policy_version")
+    for iteration, ticket, purpose, version in zip(*(columns[name].to_pylist() for name in names), strict=True):
+        yield Key(iteration, ticket, purpose, version).name
 
 
 def _one(column: pa.ChunkedArray) -> pa.Array:

@@ -8,7 +8,7 @@ import platform
 import subprocess
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from importlib import metadata
 from pathlib import Path
@@ -21,7 +21,9 @@ from digirl_dist.settings.key_places import free_keys
 from digirl_dist.settings.keys import flat
 from digirl_dist.settings.safe_yaml import read_yaml
 from digirl_dist.storage import atomic_files, json_lines, strict_json
+from digirl_dist.storage.digest import digest
 from digirl_dist.storage.machine import machine_facts
+from digirl_dist.tasks import Task
 from digirl_dist.types import Json
 
 _EMULATOR = ("name", "id", "entry_point", "task", "observe", "touch", "image_size")
@@ -40,8 +42,6 @@ _MEASURED = (
 )
 """What decides which episodes measure a checkpoint, and how they are acted and judged. Each mode has its own seeds, and
 a file of tasks may have changed."""
-_NOTED_OF_LATE = ("task_mode", "tasks")
-"""Earlier versions did not note these."""
 _TOLD = 5
 """Changes that are told of many."""
 _GIT_S = 10.0
@@ -75,28 +75,45 @@ def _configuration_of(run: Path) -> Mapping[str, Json]:
     return found
 
 
-def refuse_other_measurement(folder: Path, configuration: Mapping[str, Json]) -> None:
-    """Notes in ``folder`` what its episodes measure. Raises SettingsError, with both values, if it was something else.
+def measured(configuration: Mapping[str, Json], tasks: Sequence[Task]) -> Mapping[str, Json]:
+    """Returns what decides about the episodes that measure a checkpoint, by key."""
+    told = {**configuration, "tasks": tasks_in_a_word(tasks)}
+    decisive = {key: value for key, value in flat(told, whole=free_keys()) if key.split(".")[0] in _MEASURED}
+    noted: Mapping[str, Json] = json.loads(strict_json.dumps(decisive))  # as it is read later
+    return noted
 
-    Without that, a measurement on another split would find the episodes of the first, and report those.
+
+def refuse_other_measurement(folder: Path, now: Mapping[str, Json], usual: Mapping[str, Json]) -> None:
+    """Raises SettingsError, with both values, if the episodes in ``folder`` measure something else than ``now``.
+
+    Without that, a measurement on another split would find the episodes of the first, and report those. A key that the
+    note lacks had its default then, which ``usual`` has; one that there is no more decides nothing.
     """
     path = folder / "measurement.json"
-    decisive = {key: value for key, value in flat(configuration, whole=free_keys()) if key.split(".")[0] in _MEASURED}
-    now = json.loads(strict_json.dumps(decisive))  # as it is read later
     if not path.exists():
-        folder.mkdir(parents=True, exist_ok=True)
-        atomic_files.write_json(path, now)
         return
     try:
-        before = {**{key: now.get(key) for key in _NOTED_OF_LATE}, **json.loads(regular_file.content(path))}
-        key = next((key for key in {**before, **now} if before.get(key) != now.get(key)), None)
-    except (OSError, ValueError, TypeError, AttributeError, RecursionError) as error:
+        before = {**usual, **json.loads(regular_file.content(path))}
+        key = next((key for key, value in now.items() if before.get(key, value) != value), None)
+    except (OSError, ValueError, TypeError, RecursionError) as error:
         raise RunFolderError(f"{path} is damaged; rename {folder}, and the checkpoint is measured anew") from error
     if key is not None:
         raise SettingsError(
-            f"{key}={now.get(key)}, but {folder} measures this checkpoint with {key}={before.get(key)} -> rename that "
+            f"{key}={now[key]}, but {folder} measures this checkpoint with {key}={before[key]} -> rename that "
             f"folder to keep its episodes, and the checkpoint is measured anew; or leave {key} as it was"
         )
+
+
+def note_measurement(folder: Path, now: Mapping[str, Json]) -> None:
+    """Writes what the episodes in ``folder`` measure, unless it is written there."""
+    if not (folder / "measurement.json").exists():
+        folder.mkdir(parents=True, exist_ok=True)
+        atomic_files.write_json(folder / "measurement.json", now)
+
+
+def tasks_in_a_word(tasks: Sequence[Task]) -> str:
+    """Returns what differs if the tasks do, such as after a change of their file."""
+    return f"{len(tasks)} with digest {digest(repr(list(tasks)).encode())[:12]}"
 
 
 def refuse_changes(run: Path, configuration: Mapping[str, Json]) -> None:

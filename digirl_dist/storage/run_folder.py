@@ -89,6 +89,8 @@ class RunFolder:
             for name in ("", *FOLDERS):
                 atomic_files.sweep(root / name)
             found = identity(root)
+            self._lock.truncate(0)
+            self._lock.write(b"%d\n" % os.getpid())
             self.run_id = found.run_id
             self.copy_of = found.copy_of
             """Machine and path of the run folder that this one was found to be a copy of, if so."""
@@ -191,6 +193,4 @@ class RunFolder:
             raise RunFolderError(
                 f"save_path={self.root} is in use by process {owner}; wait for it, or choose another save_path"
             )
-        lock.truncate(0)
-        lock.write(b"%d\n" % os.getpid())
         return lock

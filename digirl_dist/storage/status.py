@@ -15,10 +15,14 @@ from pathlib import Path
 
 from digirl_dist.plain_text import without_secrets_in
 from digirl_dist.storage import atomic_files, strict_json
+from digirl_dist.storage.events import Events
+from digirl_dist.storage.run_state import RunState, State
 from digirl_dist.tasks import Round
 from digirl_dist.types import Json
 
 _EVERY_S = 1.0
+_FREE = ("barrier", "update", "push", "boot", "closed")
+"""What slots do without an episode."""
 _PAUSE = 20.0
 """Writing the status of a large fleet takes a while: pauses are so many times as long."""
 
@@ -46,6 +50,11 @@ class WorkerStatus:
     lost: bool = False
     """Whether the host has lost it, and has not begun to connect again."""
 
+    @property
+    def at_work(self) -> int:
+        """The number of slots with an episode."""
+        return sum(str(slot.get("activity")).split(" ")[0] not in _FREE for slot in self.slots)
+
 
 @dataclass(frozen=True)
 class RoundStatus:
@@ -58,7 +67,12 @@ class RoundStatus:
 
     @property
     def name(self) -> str:
-        return f"{'collect iteration' if self.round.purpose == 'train' else 'evaluate checkpoint'} {self.round.number}"
+        match self.round:
+            case Round(number, "measure", version):
+                return f"measure checkpoint {version}, round {number}"
+            case Round(number, "evaluate"):
+                return f"evaluate checkpoint {number}"
+        return f"collect iteration {self.round.number}"
 
     def __str__(self) -> str:
         return f"{self.name}: {self.landed} of {self.wanted} episodes landed"
@@ -80,28 +94,34 @@ class Status:
     workers: dict[str, WorkerStatus] = field(default_factory=dict)
     policy: WorkerStatus | None = None
     """Status of the host's policy process, if there is one."""
-    ended: str = ""
-    """How the run ended, once it has."""
+    what: str = "the run"
+    """What this process does."""
+    state: State = "running"
+    error: str = ""
+    """Why it failed."""
     _due_at: float = 0.0
     _writing: threading.Lock = field(default_factory=threading.Lock, repr=False, compare=False)
 
     @contextmanager
-    def until_the_end_of(self, what: str) -> Iterator[None]:
-        """Records how ``what``, which the block does, ended."""
+    def until_the_end_of(self, what: str, events: Events | None = None) -> Iterator[None]:
+        """Records how ``what``, which the block does, ended: also in ``events``, if it failed."""
+        self.what = what
         try:
             yield
         except KeyboardInterrupt:
-            self._end(f"{what} was interrupted")
+            self._end("interrupted")
             raise
         except BaseException as error:
-            self._end(f"{what} failed: {(str(error) or type(error).__name__).splitlines()[0]}")
+            self._end("failed", (str(error) or type(error).__name__).splitlines()[0])
+            if events is not None:
+                events.emit("run_failed", reason=self.error)
             raise
-        self._end(f"{what} finished")
+        self._end("finished")
 
-    def _end(self, how: str) -> None:
-        self.ended, self.policy = how, None
+    def _end(self, state: State, error: str = "") -> None:
+        self.state, self.error, self.policy = state, error, None
         self.workers.clear()
-        self.host(how)
+        self.host(str(RunState(state, self.what, error)))
 
     def host(self, doing: str | None) -> None:
         """Records the loop's current activity; None: it waits for episodes."""
@@ -146,7 +166,8 @@ class Status:
         workers = {name: self._in_unix_time(vars(status)) for name, status in dict(self.workers).items()}
         host = self._in_unix_time({"doing": self.now, "since": self.since_now})
         policy = None if self.policy is None else self._in_unix_time(vars(self.policy))
-        content = {"pid": os.getpid(), "time": time.time(), "ended": self.ended, **host, "policy": policy}
+        ending = {"state": self.state, "what": self.what, "error": self.error}
+        content = {"pid": os.getpid(), "time": time.time(), **ending, **host, "policy": policy}
         text = strict_json.dumps(without_secrets_in({**content, "workers": workers}))
         with suppress(OSError):  # a full disk is reported by those who must write
             atomic_files.write_text(self.path, text, flushed=False)

@@ -4,8 +4,9 @@
 ``trajectories/NNNNNN.parquet``. An episode that landed is durable and never runs again. An iteration that closed early
 has ``trajectories/.closed/NNNNNN.json``, which lists the tickets that the next one takes over and those that never run.
 Episodes that evaluate policy version NNNNNN during training (purpose ``evaluate``) go to
-``evaluation/NNNNNN/training.parquet``, so that readers of the trajectories folder meet none of them. Episodes that
-broke an update move to ``trajectories/.refused/`` (see ``refused_episodes``).
+``evaluation/NNNNNN/training.parquet``, and those of round RRRRRR of measuring it (purpose ``measure``) to
+``evaluation/NNNNNN/RRRRRR.parquet``, so that readers of the trajectories folder meet none of them. Episodes that broke
+an update move to ``trajectories/.refused/`` (see ``refused_episodes``).
 """
 
 from __future__ import annotations
@@ -79,7 +80,7 @@ class Store:
         Without it, writes the episode, which is durable then.
         """
         key = trajectory.ticket.key
-        path = self._landing / _name(counts_in) / f"{key[0]:06d}-{key[1]:05d}{episode_file.SUFFIX}"
+        path = self._landing / _name(counts_in) / _file_name(key)
         with self._lock:
             landed = self._known(counts_in)
             if key in landed or self.is_closed(counts_in):
@@ -94,6 +95,16 @@ class Store:
         for listener in self._listeners:
             listener(trajectory)
         return True
+
+    def leave_aside(self, counts_in: Round, episode: Trajectory) -> None:
+        """Moves an episode that had landed out of its round, for which its ticket runs again."""
+        key, aside = episode.ticket.key, self._landing / "aside"
+        path = self._landing / _name(counts_in) / _file_name(key)
+        with self._lock:
+            self._write_policy.wait_for(str(aside), lambda: aside.mkdir(parents=True, exist_ok=True))
+            kept = aside / f"{counts_in.purpose}-{time.time_ns()}-{path.name}"
+            self._write_policy.wait_for(str(kept), lambda: atomic_files.replace(path, kept, flushed=False))
+            self._known(counts_in).pop(key, None)
 
     def flush(self) -> None:
         """Makes durable what has landed, all of it at once: each flush is a turn of the disk."""
@@ -202,8 +213,6 @@ class Store:
             folder = self._landing / _name(wanted)
             with _with_remedy("remove it, and its episode runs again"):
                 found = [episode_file.read(path) for path in sorted(folder.glob("*" + episode_file.SUFFIX))]
-                for path in sorted(folder.glob("*.parquet")):  # earlier versions let episodes land as such
-                    found += parquet.read_stored(path)
             self._landed[wanted] = {trajectory.ticket.key: trajectory for trajectory in found}
         return self._landed[wanted]
 
@@ -217,7 +226,10 @@ class Store:
     def _file(self, wanted: Round) -> Path:
         if wanted.purpose == "train":
             return self.root / f"{wanted.number:06d}.parquet"
-        return self.root.parent / _name(wanted) / "training.parquet"
+        version, name = wanted.number, "training"
+        if wanted.purpose == "measure":
+            version, name = wanted.measured, f"{wanted.number:06d}"
+        return self.root.parent / "evaluation" / f"{version:06d}" / f"{name}.parquet"
 
 
 @contextmanager
@@ -229,5 +241,15 @@ def _with_remedy(remedy: str) -> Iterator[None]:
         raise TrajectoryError(f"{error}; {remedy}") from error
 
 
+def _file_name(key: Key) -> str:
+    return f"{key.iteration:06d}-{key.number:05d}{episode_file.SUFFIX}"
+
+
 def _name(wanted: Round) -> str:
-    return f"{wanted.number:06d}" if wanted.purpose == "train" else f"evaluation/{wanted.number:06d}"
+    """Returns the folder of a round below ``.landing``."""
+    match wanted:
+        case Round(number, "measure", version):
+            return f"measure/{version:06d}/{number:06d}"
+        case Round(number, "evaluate"):
+            return f"evaluate/{number:06d}"
+    return f"{wanted.number:06d}"

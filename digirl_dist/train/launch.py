@@ -36,6 +36,7 @@ from digirl_dist.settings import Settings, configuration
 from digirl_dist.storage import provenance
 from digirl_dist.storage.events import Events
 from digirl_dist.storage.run_folder import RunFolder
+from digirl_dist.storage.status import Status
 from digirl_dist.storage.trajectory_store import Store
 from digirl_dist.train.data_selector import DataSelector, EpisodeReplay, NewestFragments
 from digirl_dist.train.learner import RankLearner
@@ -72,7 +73,7 @@ tell = partial(print, flush=True)
 
 def train(settings: Settings, distributed: bool) -> None:
     """Trains as one rank of a launch, or alone. Raises DigirlDistError."""
-    validate.refuse_contradictions(settings, command=validate.Command.ranks)
+    validate.refuse_unstartable(settings, command=validate.Command.ranks)
     with ExitStack() as stack:
         rendezvous = stack.enter_context(join_ranks(settings, distributed))
         group, rank = rendezvous.group, rendezvous.group.rank
@@ -86,6 +87,9 @@ def train(settings: Settings, distributed: bool) -> None:
         folder = None
         if rank.is_first:
             folder = stack.enter_context(RunFolder(run_root(settings), configuration.to_yaml(settings)))
+            status = Status(folder.root / "status.json", doing="train on all ranks")
+            status.write()
+            stack.enter_context(status.until_the_end_of("the run"))
         state, window = resumed_state(folder, settings, group), EpisodeWindow()
         state.restore(rank, learner, streams, window)
         _record_ranks(folder, group, settings, rendezvous.device)

@@ -21,7 +21,6 @@ from digirl_dist.emulator.touch_actions import SAID, TOKENS
 from digirl_dist.report.episodes import caption
 from digirl_dist.report.picture import SHOWN_FORMATS, UNREADABLE, is_screen
 from digirl_dist.report.record import noted
-from digirl_dist.report.why import is_running
 from digirl_dist.settings.keys import flat
 from digirl_dist.settings.safe_yaml import read_mapping
 from digirl_dist.storage import json_lines
@@ -78,7 +77,9 @@ class ViewedRun:
         """Returns what changes while the run goes on: a page asks for the rest when this does."""
         files = (self.run.folder / f"{name}.jsonl" for name in ("metrics", "evaluation"))
         size = sum(json_lines.JsonLines(file).size() for file in files)
-        there = {"id": self._id, "gone": not (self.run.folder / "config.yaml").exists()}
+        there: dict[str, Json] = {"id": self._id, "gone": not (self.run.folder / "config.yaml").exists()}
+        stands = self.run.state
+        there |= {"running": stands.state == "running", "failed": stands.state == "failed", "state": str(stands)}
         return {"name": self.name, "episodes": len(self.run.index), "unread": self._unread, "metrics": size, **there}
 
     def summary(self) -> dict[str, Json]:
@@ -90,7 +91,7 @@ class ViewedRun:
             notes.append(f"{self.run.folder} is no run folder any more: was it moved or deleted?")
         else:
             about |= self._about(notes)
-        there = {"folder": str(self.run.folder), "running": is_running(self.run.folder), "notes": notes}
+        there = {"folder": str(self.run.folder), "notes": notes}
         cleaned: dict[str, Json] = clean({**progress, **about, **there})
         return cleaned
 
@@ -103,7 +104,7 @@ class ViewedRun:
         now = _stamp(self.run.folder / "config.yaml")
         config = None if now == stamp else dict(flat(noted(notes, self.run.config) or {}))
         lines = [noted(notes, file.news, at) for file, at in ((self._figures, figures), (self._measured, measured))]
-        there = {"folder": str(self.run.folder), "running": is_running(self.run.folder), "notes": notes}
+        there = {"folder": str(self.run.folder), "notes": notes}
         state = {**progress, **there, "checkpoints": self.run.checkpoints(), "config": config, "stamp": now}
         parts = (json.dumps(clean(state)), *(each or _NOTHING for each in lines))
         return '{{"state":{},"figures":{},"measured":{}}}'.format(*parts)

@@ -19,7 +19,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from digirl_dist.capacity import Machine, PoolSize, choose
+from digirl_dist.capacity import Machine, PoolSize, pool_size
 from digirl_dist.child_process import keep_short
 from digirl_dist.errors import CheckpointError, TrajectoryError
 from digirl_dist.exit_status import end_without_a_search_for_garbage
@@ -212,7 +212,8 @@ class Program:
         return []
 
     def _start_slots(self, job: StartJob) -> PoolSize:
-        chosen = PoolSize(job.slots, "") if job.slots is not None else choose(Machine.here(job.sharers), job.needs)
+        machine = Machine.here(job.sharers if job.slots is None else 1)
+        chosen = pool_size(job.slots, machine, job.needs, f"worker {job.name}")
         policies = self._deciders(job)
         chosen = replace(chosen, slots=min(chosen.slots, MOST_SLOTS))
         slots = self._new_slots(job, chosen.slots)

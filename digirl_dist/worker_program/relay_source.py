@@ -1,8 +1,8 @@
 """The side of a relay that has the tensors: ``python -m digirl_dist.worker_program.relay_source allow --folder DIR``.
 
-``allow`` is what the host runs. It lets the run's key into the user's authorized_keys for as long as its stdin is open,
-for one command: ``serve``, which gives away files of ``DIR/blobs`` to whoever knows their digests. The line there ends
-by itself when nobody renews it, as after the machine has lost its power.
+``allow`` is what the host runs. It lets a key of the host's into the user's authorized_keys for as long as its stdin is
+open, for one command: ``serve``, which gives away files of ``DIR/blobs`` to whoever knows their digests. The line there
+ends by itself when nobody renews it, as after the machine has lost its power.
 """
 
 from __future__ import annotations
@@ -12,7 +12,6 @@ import os
 import select
 import shlex
 import signal
-import socket
 import sys
 import time
 from contextlib import suppress
@@ -38,15 +37,15 @@ def allow(folder: JobFolder) -> int:
     for number in (signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, lambda *_: os.write(tell, b"\n"))
     file = authorized_keys.default_file()
-    owner = hashlib.sha256(f"{socket.gethostname()}:{folder.root}".encode()).hexdigest()[:16]
     command = shlex.join(
         ["env", f"PYTHONPATH={SOURCE}", sys.executable, "-m", __spec__.name, "serve", "--folder", str(folder.root)]
     )
     try:
         offer = decode(sys.stdin.buffer.readline(), Offer)
+        owner = hashlib.sha256(offer.public_key.encode()).hexdigest()[:16]  # machines may share home, name and path
         authorized_keys.allow(file, owner, offer.public_key, command, _LIFETIME_S)
     except (OSError, ValueError, ProtocolError) as error:
-        _say(encode(Offered(shortened(f"the run's key cannot be let into {file}: {error}"))))
+        _say(encode(Offered(shortened(f"the relay's key cannot be let into {file}: {error}"))))
         return 1
     try:
         _say(encode(Offered()))

@@ -106,7 +106,7 @@ class Spool:
     def episode(self, ticket: Ticket, holds: Trajectory | None = None, **manifest: Any) -> Path:
         """An episode of a leased ``ticket`` whose file ``holds`` something else, or whose manifest says so."""
         episode_id = _episode_id(ticket)
-        self._ledger.add([Grant("w1", ticket.key, 0, ticket.policy_version)])
+        self._ledger.add([Grant("w1", ticket.key, 0, ticket.policy_version, ticket.asks)])
         path = self.folder.episode(episode_id)
         episode_file.write(path, holds or spooled(ticket))
         announced = EpisodeManifest(

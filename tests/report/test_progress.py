@@ -12,7 +12,7 @@ from digirl_dist.report.frame import frame
 from digirl_dist.report.output import Lines
 from digirl_dist.report.progress import Progress, duration
 from digirl_dist.storage.status import RoundStatus, Status, WorkerStatus
-from digirl_dist.tasks import Round
+from digirl_dist.tasks import Key, Round
 
 BUSY = [{"activity": "step", "for_s": 0.1, "limit_s": 60.0, "ticket": 3}, {"activity": "policy"}]
 HOSTILE = "a\x1b[2J\x1b]0;owned\x07b\x9b31m\r\u202e[bold]"
@@ -48,7 +48,8 @@ class Site:
         self.status.round = RoundStatus(Round(iteration), landed, 10, self.now)
 
     def land(self, worker: str, success: bool, iteration: int = 0) -> None:
-        self.progress.listen("episode", {"worker": worker, "iteration": iteration, "success": success})
+        told = {"worker": worker, **Key(iteration, 0).place(), "success": success}
+        self.progress.listen("episode", told)
 
     def shown(self, width: int = 100, height: int = 20) -> list[str]:
         """Returns the frame as it looks; nothing is wider or higher than was asked for."""
@@ -113,7 +114,9 @@ def test_the_time_left_follows_the_last_iterations() -> None:
     site.now += 5
     assert site.progress.left_s() == 7.0
     site.now += 50
-    assert site.progress.left_s() == 0.0
+    assert site.progress.left_s() is None, "it takes longer than usual"
+    site.progress.iteration(figures(3))
+    assert site.progress.left_s() is None, "what follows the last iteration takes a while as well"
     assert site.kept.lines[0] == "iteration   0  success 0.50  reward 0.50  collect 1.00 s"
 
 
@@ -203,7 +206,7 @@ def test_a_file_gets_lines_with_the_time_of_day_and_no_escapes() -> None:
     assert first[2] == first[5] == ":" and first[10:].startswith(
         "collect iteration 0: 5 of 10 episodes landed, for 0 s"
     )
-    assert first.endswith("2 of 2 workers run emulators; about 0 s left")
+    assert first.endswith("2 of 2 workers run emulators")
     assert second[10:] == "two" and third.startswith(" " * 10 + "lines a\\x1b") and "\x1b" not in file.getvalue()
 
 
@@ -245,3 +248,29 @@ def test_a_long_wait_names_the_line_of_the_users_code_that_it_is_in() -> None:
     site.now += 2.0
     here = "test_progress.py:"
     assert here in site.progress.sentence() and any(here in row for row in site.shown(width=300))
+
+
+def test_complete_or_said_workers_run_emulators_only_while_they_do() -> None:
+    """It said "2 of 2 workers run emulators" while the host learned and all of them waited."""
+    site = Site()
+    site.collect(5)
+    assert "2 of 2 workers run emulators" in site.progress.sentence()
+    site.status.workers["w1"].slots = [{"activity": "barrier"}, {"activity": "boot"}]
+    assert "1 of 2 workers run emulators" in site.progress.sentence()
+    site.status.collected(Round(0))
+    assert "0 of 2 workers run emulators" in site.progress.sentence()
+
+
+def test_complete_or_said_no_time_is_left_only_if_none_is() -> None:
+    """It said "about 0 s left" while the only iteration learned, and while the last checkpoint was measured."""
+    site = Site()
+    site.collect(10)
+    site.now += 8
+    site.progress.iterations = 1
+    assert "left" not in site.progress.sentence(), "all episodes landed, and the update comes"
+    site.status.collected(Round(0))
+    site.now += 15
+    assert "left" not in site.progress.sentence()
+    site.progress.iteration(figures(0))
+    site.now += 5
+    assert "left" not in site.progress.sentence(), "the last evaluation, the workers' end and the report"

@@ -53,6 +53,9 @@ class MemoryStore(Store):
         self._stumble(1)
         return True
 
+    def leave_aside(self, counts_in: Round, episode: Trajectory) -> None:
+        del self.episodes[counts_in][episode.ticket.key]
+
     def flush(self) -> None:
         self._touches()
 

@@ -23,6 +23,7 @@ from digirl_dist.fleet.push import Push
 from digirl_dist.fleet.relay import Relays
 from digirl_dist.fleet.spec import WorkerSpec
 from digirl_dist.fleet.worker_events import Relayed, WorkerEvent
+from digirl_dist.protocol.relay import Wanted, encode
 from digirl_dist.settings import SshSettings, SshTransport
 from digirl_dist.ssh.connect import connect
 from digirl_dist.ssh.connection import Connection
@@ -114,6 +115,32 @@ def test_the_host_sends_a_policy_once_and_workers_pass_it_on(site: Site, policy:
     assert line.startswith("restrict,expiry-time=") and line.split()[-2] == "digirl-dist-relay"
 
 
+def test_identity_by_place_workers_that_share_a_home_each_serve_their_own_folder(site: Site) -> None:
+    """One key let in for all by one authorized_keys: sshd took the first line, so all were served the first folder."""
+    contents = [[os.urandom(1 << 20) for _ in range(2)] for _ in range(2)]
+    policies = [[replace(Blob.of(one), published=frozenset(map(digest, each))) for one in each] for each in contents]
+    sources = [site.worker(name) for name in ("w1", "w2")]
+    for source, blobs in zip(sources, policies, strict=True):
+        source.get(blobs)
+    for source, blobs in zip(sources, policies, strict=True):
+        wanted = Wanted([blob.digest for blob in blobs])
+        answer = _asked(site, source, wanted)
+        assert all(bytes(blob.content()) in answer for blob in blobs), f"{source.relay.name} serves another folder"
+    assert len(site.keys()) == 2
+
+
+def _asked(site: Site, source: Worker, wanted: Wanted) -> bytes:
+    """What a bearer of the source's key gets."""
+    at = source.relay.offer()
+    key = source.folder / "key"
+    key.write_text(at.private_key)
+    key.chmod(0o600)
+    known = source.connection.address.known_hosts
+    command = ["ssh", "-F", "none", "-i", str(key), "-o", "IdentitiesOnly=yes", "-o", f"UserKnownHostsFile={known}"]
+    command += ["-p", str(at.port), f"{at.user}@{at.host}"]
+    return subprocess.run(command, input=encode(wanted), capture_output=True, timeout=60).stdout
+
+
 def test_what_is_still_on_its_way_to_the_first_is_passed_on_as_it_comes(site: Site, policy: list[Blob]) -> None:
     first, second = site.worker("w1"), site.worker("w2")
 
@@ -186,7 +213,7 @@ def test_the_key_fetches_tensors_by_digest_and_does_nothing_else(
     second.get(policy)
     (first.folder / "secret").write_text("secret")
     key = tmp_path / "key"
-    key.write_text(site.relays.key.private)
+    key.write_text(first.relay.offer().private_key)
     key.chmod(0o600)
     address = openssh.address
     to = ["-p", str(address.port), f"{address.user}@{address.host}"]

@@ -14,7 +14,7 @@ import pytest
 from digirl_dist.errors import TrajectoryError
 from digirl_dist.storage import episode_file, parquet
 from digirl_dist.storage.datasets import read_datasets
-from digirl_dist.tasks import Task, Ticket
+from digirl_dist.tasks import Purpose, Task, Ticket
 from digirl_dist.trajectory import Observation, Step, Trajectory
 
 
@@ -27,6 +27,7 @@ def episode(iteration: int, index: int, steps: int = 3) -> Trajectory:
     return Trajectory(ticket, f"{iteration}-{index}", "w", 0, rows, Observation("go"), True)
 
 
+PURPOSES: list[Purpose] = ["train", "evaluate", "measure"]
 EPISODES = [episode(0, 0), episode(0, 1), episode(1, 0, steps=1)]
 
 
@@ -45,6 +46,16 @@ def described(episodes: list[Trajectory]) -> list[str]:
 
 def test_the_finished_iterations_of_a_run_are_read(tmp_path: Path) -> None:
     assert described(read_datasets([str(written(tmp_path / "a"))])) == described(EPISODES)
+
+
+def test_identity_by_place_episodes_of_other_purposes_or_measured_policies_are_not_mixed(tmp_path: Path) -> None:
+    """Their rows were sorted among each other, because iteration and ticket are equal."""
+    tickets = [replace(EPISODES[0].ticket, purpose=purpose) for purpose in PURPOSES]
+    tickets.append(replace(tickets[-1], policy_version=2))
+    found = [replace(EPISODES[0], ticket=ticket, episode_id=ticket.key.name) for ticket in tickets]
+    for number, one in enumerate(found):
+        parquet.write(tmp_path / f"{number:06d}.parquet", [one])
+    assert sorted(described(read_datasets([str(tmp_path)]))) == sorted(described(found))
 
 
 def test_a_folder_that_datasets_saved_is_read(tmp_path: Path) -> None:

@@ -32,7 +32,7 @@ def test_events_leases_and_verdicts_after_a_crash_are_all_read(tmp_path: Path) -
         (tmp_path / name).write_bytes(b'{"event": "cut o')
     Events(tmp_path / "events").emit("run_started")
     assert [event["event"] for event in json_lines.read(tmp_path / "events")] == ["run_started"]
-    grant = Grant("w", Key(0, 1), 0, 0)
+    grant = Grant("w", Key(0, 1), 0, 0, "ab")
     LeaseLedger(tmp_path / "leases").add([grant])
     assert LeaseLedger(tmp_path / "leases").known() == [grant]
     Verdicts(tmp_path / "judge").add("q", Verdict(True), "model", "e", (1, 1))

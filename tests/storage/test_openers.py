@@ -12,7 +12,7 @@ import pytest
 from digirl_dist.errors import CheckpointError, RunFolderError, UntrustedError
 from digirl_dist.report.page import write_page
 from digirl_dist.settings import regular_file
-from digirl_dist.settings.configuration import load_run
+from digirl_dist.settings.run_source import RunSource
 from digirl_dist.storage import atomic_files, json_lines
 from digirl_dist.storage.checkpoint import read_checkpoint
 from digirl_dist.storage.events import Events
@@ -141,8 +141,11 @@ def test_what_the_configuration_of_a_run_folder_names_needs_trust(content: str, 
     named = [f"{group}: {{name: {name}}}" for group, name in groups.items() if f"{group}:" not in content]
     (run / "config.yaml").write_text("\n".join([content, *named, "trainer: {name: inprocess}"]))
     with pytest.raises(UntrustedError, match="what would be called, opened or reached|refers to something else"):
-        load_run(run)
+        RunSource(str(run)).load()
     if "${" not in content:
-        assert load_run(run, trust=True).seed == 0
+        assert RunSource(str(run), trust=True).load().seed == 0
     if content.startswith("algorithm: {entry"):
-        assert load_run(run, ["algorithm.entry_point=mine:Own"]).algorithm.entry_point == "mine:Own"
+        assert (
+            RunSource(str(run), overrides=("algorithm.entry_point=mine:Own",)).load().algorithm.entry_point
+            == "mine:Own"
+        )

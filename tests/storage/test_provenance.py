@@ -6,6 +6,7 @@ import json
 import re
 import subprocess
 import sys
+from collections.abc import Mapping, Sequence
 from functools import cache
 from pathlib import Path
 
@@ -20,6 +21,7 @@ from digirl_dist.settings.keys import flat, types_of
 from digirl_dist.settings.places import HERE
 from digirl_dist.storage import provenance
 from digirl_dist.storage.machine import dependency_versions, machine_facts
+from digirl_dist.tasks import Task
 from digirl_dist.types import Json
 
 pytestmark = pytest.mark.long_file(8)
@@ -147,9 +149,12 @@ def test_the_facts_of_a_machine_fit_the_message_that_carries_them() -> None:
     assert sent.cores >= 1 and sent.memory_bytes > 1 << 20 and sent.cpu and sent.packages["numpy"]
 
 
-def measured(*overrides: str) -> dict[str, Json]:
+def measured(*overrides: str, tasks: Sequence[Task] = ()) -> Mapping[str, Json]:
     words = ("parallel=single", "task_mode=evaluate", *overrides)
-    return dict(yaml.safe_load(configuration.to_yaml(composed(*words))))
+    return provenance.measured(yaml.safe_load(configuration.to_yaml(composed(*words))), tasks)
+
+
+USUAL = {"emulator.shuffle_icons": False, "max_steps": None}
 
 
 @pytest.mark.parametrize(
@@ -166,30 +171,39 @@ def measured(*overrides: str) -> dict[str, Json]:
 )
 def test_episodes_that_measure_a_checkpoint_are_not_taken_for_others(tmp_path: Path, word: str, before: str) -> None:
     folder = tmp_path / "evaluation" / "000003"
-    provenance.refuse_other_measurement(folder, measured())
-    provenance.refuse_other_measurement(folder, measured("bsize=7", "eval_iterations=3"))  # may differ
+    provenance.refuse_other_measurement(folder, measured(), {})
+    assert not folder.exists(), "what is refused or not writes nothing"
+    provenance.note_measurement(folder, measured())
+    provenance.refuse_other_measurement(folder, measured("bsize=7", "eval_iterations=3"), {})  # may differ
     with pytest.raises(SettingsError, match=re.escape(f"{word}, but {folder} measures this checkpoint with {before} ")):
-        provenance.refuse_other_measurement(folder, measured(word))
+        provenance.refuse_other_measurement(folder, measured(word), {})
     folder.rename(folder.with_name("test-split"))
-    provenance.refuse_other_measurement(folder, measured(word))
+    provenance.refuse_other_measurement(folder, measured(word), {})
 
 
 def test_episodes_of_a_file_of_tasks_that_has_changed_since_measure_nothing(tmp_path: Path) -> None:
-    provenance.refuse_other_measurement(tmp_path, {**measured("task_set=mine.txt"), "tasks": "1 with digest ab"})
-    with pytest.raises(SettingsError, match="tasks=2 with digest cd, but .* with tasks=1 with digest ab"):
-        provenance.refuse_other_measurement(tmp_path, {**measured("task_set=mine.txt"), "tasks": "2 with digest cd"})
+    provenance.note_measurement(tmp_path, measured(tasks=[Task("a")]))
+    with pytest.raises(SettingsError, match=r"tasks=1 with digest \w+, but .* with tasks=1 with digest \w+ ->"):
+        provenance.refuse_other_measurement(tmp_path, measured(tasks=[Task("b")]), {})
 
 
-def test_a_measurement_of_an_earlier_version_which_did_not_note_its_mode_goes_on(tmp_path: Path) -> None:
-    provenance.refuse_other_measurement(tmp_path, measured())
+def test_checks_of_a_measurement_take_a_key_that_the_note_lacks_for_its_default_and_ignore_one_that_went(
+    tmp_path: Path,
+) -> None:
+    """A version with one key more refused each earlier measurement, and so did one with a key less."""
+    provenance.note_measurement(tmp_path, measured())
     path = tmp_path / "measurement.json"
     noted = json.loads(path.read_text())
-    assert noted.pop("task_mode") == "evaluate"
-    path.write_text(json.dumps(noted))
-    provenance.refuse_other_measurement(tmp_path, measured())
+    for key in USUAL:
+        del noted[key]
+    path.write_text(json.dumps({**noted, "emulator.gone": 3}))
+    provenance.refuse_other_measurement(tmp_path, measured(), USUAL)
+    for word in ("max_steps=3", "emulator.shuffle_icons=True"):
+        with pytest.raises(SettingsError, match=f"{word}, but"):
+            provenance.refuse_other_measurement(tmp_path, measured(word), USUAL)
 
 
 def test_a_damaged_note_of_a_measurement_is_named(tmp_path: Path) -> None:
     (tmp_path / "measurement.json").write_text("[1")
     with pytest.raises(RunFolderError, match=r"measurement\.json is damaged; rename"):
-        provenance.refuse_other_measurement(tmp_path, measured())
+        provenance.refuse_other_measurement(tmp_path, measured(), {})

@@ -12,7 +12,7 @@ import pytest
 
 from digirl_dist.collection import CollectionResult
 from digirl_dist.errors import TrajectoryError
-from digirl_dist.storage import episode_file, parquet
+from digirl_dist.storage import episode_file
 from digirl_dist.storage.trajectory_store import Store
 from digirl_dist.tasks import Key, Round, Task, Ticket
 from digirl_dist.trajectory import Observation, Step, Trajectory
@@ -41,16 +41,6 @@ def test_a_pulled_file_is_moved_to_where_it_lands(tmp_path: Path) -> None:
     episode_file.write(incoming, episode(0, 3))
     assert store.land(Round(0), episode(0, 3), incoming) and not incoming.exists()
     assert list(store.landed(Round(0))) == [Key(0, 3)]
-
-
-def test_what_landed_with_an_earlier_version_counts(tmp_path: Path) -> None:
-    folder = tmp_path / ".landing" / "000000"
-    folder.mkdir(parents=True)
-    parquet.write(folder / "000000-00003.parquet", [episode(0, 3)])
-    store = Store(tmp_path)
-    assert not store.land(Round(0), episode(0, 3)) and store.land(Round(0), episode(0, 4))
-    store.append(CollectionResult(0, list(store.landed(Round(0)).values())))
-    assert [each.ticket.index for each in Store(tmp_path).read(0)] == [3, 4] and not folder.exists()
 
 
 @pytest.mark.parametrize(

@@ -68,8 +68,13 @@ class SshCollectorSettings(CollectorPlugin):
         """A run that is continued waits for machines that are down; a name that nobody knows is a mistake."""
         if settings.dry_run:
             return
+        from digirl_dist.assembly.parts import build_device, emulator_of
+        from digirl_dist.fleet.roster import worker_configs
         from digirl_dist.ssh.reachable import reach
 
+        for worker_config in worker_configs(settings):
+            if worker_config.emulator:
+                build_device(settings, emulator_of(worker_config, settings))
         entries = [entry for entry in worker_entries(settings) if not isinstance(entry, SlurmEntry)]
         try:
             nodes = slurm_says(settings)

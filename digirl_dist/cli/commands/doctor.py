@@ -9,6 +9,7 @@ import sys
 from digirl_dist.cli.configured import add_configuration, add_emulator, settings_of
 from digirl_dist.plain_text import printable, without_secrets_in
 from digirl_dist.report.output import shown
+from digirl_dist.settings.unread import refuse_others_overrides
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -25,6 +26,7 @@ def execute(options: argparse.Namespace) -> int:
         from digirl_dist.doctor.check import as_table, would_start
 
         settings = settings_of(options)
+        refuse_others_overrides(options.overrides, ranks=False)
         progress.status.host("examine the host and the workers")
         checks = list(setup_doctor.doctor(settings, options.try_emulators, progress.status))
     if options.json:

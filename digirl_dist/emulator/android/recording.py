@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import logging
 import re
 import time
@@ -26,10 +27,15 @@ class Recorder:
         self._device, self._folder = device, folder
         self._running: AdbConnection | None = None
         self._name = ""
+        self._films = itertools.count()
 
     def start(self, name: str) -> None:
-        """Raises EmulatorError if the device cannot record."""
-        self._name = re.sub(r"[^\w.-]+", "-", name)
+        """Begins a film of that name and the time; raises EmulatorError if the device cannot record.
+
+        A task and a seed have many episodes: of a group, of retries, of each pass through the tasks.
+        """
+        begun = time.strftime("%Y%m%d-%H%M%S")
+        self._name = re.sub(r"[^\w.-]+", "-", f"{name}-{self._device.serial}-{begun}-{next(self._films)}")
         self._folder.mkdir(parents=True, exist_ok=True)
         self._running = self._device.open_shell(f"rm -f {_ON_DEVICE}; screenrecord {_ON_DEVICE}")
 

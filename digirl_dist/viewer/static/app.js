@@ -89,7 +89,8 @@ async function update() {
     seen = told;
     const known = (run) => state.runs.get(run.name) || {};
     if (seen.some((run) => run.id && known(run).id && run.id !== known(run).id)) return location.reload(); // another run has its folder
-    const changed = seen.filter((run) => run.metrics !== known(run).size || run.gone !== known(run).gone);
+    const differs = (run) => run.metrics !== known(run).size || run.gone !== known(run).gone || run.state !== known(run).state;
+    const changed = seen.filter(differs);
     const newFigures = changed.length > 0;
     await refreshRuns(changed.map((run) => run.name));
     const before = [...state.indices.values()].map((index) => index.unread).join();

@@ -5,8 +5,8 @@ import { el, percent, seconds, short, show, table } from "./dom.js";
 import { go } from "./route.js";
 
 const FIRST = ["success_rate", "reward_mean", "emulator_busy", "iteration_s"];
-const TITLES = table({ success_rate: "success rate", reward_mean: "mean reward", emulator_busy: "emulators busy", iteration_s: "seconds per iteration", steps_mean: "mean steps" });
-const SHARES = ["success_rate", "emulator_busy"];
+const TITLES = table({ success_rate: "success rate", reward_mean: "mean reward", emulator_busy: "emulators busy, of all time", iteration_s: "seconds per iteration", steps_mean: "mean steps" });
+const SHARES = ["success_rate", "emulator_busy", "collect_busy"];
 const APART = /^(seed|save_path|wandb_project|trainer\.device)$/;
 
 export function overview(place, state) {
@@ -22,6 +22,7 @@ export function overview(place, state) {
     numbersOf(shown).size ? curves(shown, groups, state) : el("p", { class: "hint" }, shown.length ? "No iteration is finished yet: curves begin with the first." : "No run is chosen."),
     evaluations(groups),
     differences(runs.filter((run) => !run.gone)),
+    ...runs.map((run) => el("p", { class: run.failed ? "note" : "hint" }, `${run.name}: ${run.state}`)),
     ...runs.flatMap((run) => run.notes.map((note) => el("p", { class: "note" }, `${run.name}: ${note}`))),
   );
 }
