@@ -135,7 +135,7 @@ class Imitation(OptimizerIsTheState):
         weight = sum(abs(row.weight) for row in rows)
         if rows:
             with torch.no_grad():
-                log_probs = log_probs_in_parts(self._agent, rows)
+                log_probs = log_probs_in_parts(self._agent, rows).double()
                 loss = float(imitation_loss(log_probs, _weights(rows, log_probs)))
         found = totals({"loss": weight * loss, "weight": weight}, self._peers)
         return found["loss"] / found["weight"] if found["weight"] else 0.0
