@@ -161,7 +161,7 @@ def test_frames_are_stacked_oldest_first_and_the_first_repeats() -> None:
 def test_of_two_critics_the_lesser_counts_and_both_learn() -> None:
     value = SuccessValue(3, ValueSettings(), seed=0, critics=2)
     features = torch.randn(6, 3, generator=torch.Generator().manual_seed(0))
-    loss = value.fit(features, [True, False] * 3)
+    loss = value.fit(features, [True, False] * 3).loss
     of_each = [critic(features).softmax(dim=1)[:, 1] for critic in value._critics]
     assert 0.6 < loss < 0.75 and not torch.equal(*of_each)
     assert torch.equal(value(features), torch.minimum(*of_each))

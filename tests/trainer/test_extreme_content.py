@@ -149,6 +149,7 @@ def test_no_content_of_one_worker_ends_a_run_or_its_next_start(name: str, lie: s
 
 
 @pytest.mark.system
+@pytest.mark.timeout(600)  # three launches
 @pytest.mark.parametrize("name", ["filtered_bc", "paper", "grpo", "ppo", "own"])
 def test_nor_a_run_of_two_ranks(name: str, tmp_path: Path) -> None:
     """They end where the update fails, a process alone finds the liar, and new ranks go on without it."""
