@@ -201,7 +201,7 @@ def _trainer(
 
             log, limit_s = folder.root / "trainer.log", settings.trainer.idle_s
             joined = stack.enter_context(writing.joined(rank))
-            return JointTrainer(*joined, lambda: writing.sift_if_suspect(log, limit_s))
+            return JointTrainer(*joined, lambda: trainer_spec.sift_if_suspect(log, limit_s))
         case _:
             return writing.alone(rank)
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from contextlib import suppress
 
 from digirl_dist.parallel.group import Group
 from digirl_dist.storage.checkpoint import Checkpoint
@@ -77,6 +78,7 @@ def _learn(trainer: InProcessTrainer, group: Group, checkpoint: Checkpoint, stor
         if trainer.replicas:
             check_replicas(group, trainer.weights())
     except Exception:
-        store.refused.suspect(checkpoint.iteration)
+        with suppress(OSError):  # several ranks write it, and the error is worth more
+            store.refused.suspect(checkpoint.iteration)
         raise
     return figures
