@@ -99,12 +99,13 @@ def test_a_group_of_ranks_that_broke_off_starts_again_without_the_episode(tmp_pa
     check(tmp_path / "run")
 
 
+@pytest.mark.timeout(600)  # three launches
 def test_ranks_of_a_launch_end_and_the_same_command_begins_by_sifting(tmp_path: Path) -> None:
     command = ranks(2, str(Path(__file__).resolve().parents[2] / "run.py"), *words(tmp_path))
-    ended = launch(command)
+    ended = launch(command, limit_s=250)
     assert ended.status != 0
     assert re.search(r"\.update: .*no word for this \(at .*\.py:\d+ in \w+\)\. A run with this save_path", ended.out)
-    ended = launch(command)
+    ended = launch(command, limit_s=300)
     assert ended.status == 0, ended.out
     check(tmp_path / "run")
 
