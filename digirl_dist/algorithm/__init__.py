@@ -8,6 +8,7 @@ from typing import Any, Protocol
 
 from digirl_dist.agent import Agent
 from digirl_dist.parallel.peers import Peers
+from digirl_dist.tasks import Ticket
 from digirl_dist.trajectory import Trajectory
 
 
@@ -62,6 +63,17 @@ class ExplainingAlgorithm(Protocol):
         """Returns what the update with ``fresh`` and ``replay`` made of each step of one of the fresh episodes.
 
         Agent and algorithm are as they were before that update; ``after`` is the algorithm's ``state_dict`` after it.
+        """
+
+
+class ExpectingAlgorithm(Protocol):
+    """An optional method of an Algorithm that waits until all episodes of a group have landed."""
+
+    def expect(self, before: Sequence[Ticket], after: Sequence[Ticket]) -> None:
+        """Called before each update of a host with the tickets that an earlier iteration left to run.
+
+        ``before`` are those that this iteration took over, ``after`` those that it leaves to the next. Any other ticket
+        of an iteration that has ended will not bring an episode any more.
         """
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter, OrderedDict
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 
@@ -13,7 +13,8 @@ from digirl_dist.storage.safe_torch_load import is_loaded, require_plain
 from digirl_dist.user_code.state import saved_state
 
 if TYPE_CHECKING:
-    from digirl_dist.algorithm import Algorithm
+    from digirl_dist.algorithm import Algorithm, ExpectingAlgorithm
+    from digirl_dist.storage.trajectory_store import Store
 
 _MAPPINGS = (dict, OrderedDict, Counter)
 _SEQUENCES = (list, tuple, set)
@@ -39,6 +40,13 @@ def figures_of(algorithm: Algorithm, returned: Any) -> dict[str, float]:
     except (AttributeError, TypeError, ValueError) as error:
         name = f"{type(algorithm).__name__}.update"
         raise TrainingError(f"{name} returned {returned!r:.100}, not a dict of numbers by name") from error
+
+
+def expect(algorithm: Algorithm, store: Store, iteration: int) -> None:
+    """Reports the tickets that are left to run to an algorithm that wants to know (see ``ExpectingAlgorithm``)."""
+    if hasattr(algorithm, "expect"):
+        left = [store.left_out(number)[0] for number in (iteration - 1, iteration)]
+        cast("ExpectingAlgorithm", algorithm).expect(*left)
 
 
 def _unreadable(value: Any, place: str, known: set[type]) -> str:

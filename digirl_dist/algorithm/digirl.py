@@ -18,7 +18,8 @@ from digirl_dist.algorithm.advantages import (
     returns_to_go,
 )
 from digirl_dist.algorithm.hindsight import NO_HINDSIGHT, Hindsight
-from digirl_dist.algorithm.imitation import Example, Imitation, unsolved_steps, weights_in, with_held
+from digirl_dist.algorithm.imitation import Example, Imitation, learned_of, unsolved_steps, weights_in, with_held
+from digirl_dist.algorithm.optimizer import Fit
 from digirl_dist.algorithm.plugins.digirl import DigirlSettings
 from digirl_dist.algorithm.selection import held_out, leading_on, top_quantile
 from digirl_dist.algorithm.totals import nobody_has, totals
@@ -189,20 +190,25 @@ class DigiRL:
         measure = [each for each in seen if held_out(each.episode, share)]
         # Before the values have seen how these episodes ended, as in the released code.
         chosen, chosen_to_measure = self._chosen(learn, offline), self._chosen(measure, offline)
-        figures = {**self._fit_values(learn), **self._measure_values(measure)}
+        fits = self._fit_values(learn)
+        figures = {**{f"{name}_loss": fit.loss for name, fit in fits.items()}, **self._measure_values(measure)}
         if self._updates < self._settings.warmup_iterations:
             chosen = []
         self._updates += 1
         rows, left = self._examples(chosen)
         held = self._held(replay, rows, offline)
-        figures["actor_loss"] = self._imitation.fit([*rows, *held])
+        fits["actor"] = self._imitation.fit([*rows, *held])
+        imitated, holding = learned_of(fits["actor"], rows, held)
+        figures["actor_loss"] = fits["actor"].loss
+        figures["skipped_steps"] = float(sum(fit.skipped for fit in fits.values()))
         figures["actor_validation_loss"] = self._imitation.measure(self._examples(chosen_to_measure)[0])
         counts = {
             "kept_trajectories": len(chosen),
-            "kept_steps": len(rows),
-            "unsolved_steps": len(held),
+            "kept_steps": imitated,
+            "unsolved_steps": holding,
             **left,
             "left_not_chosen": _steps(learn) - _steps(chosen),
+            "left_undrawn": len(rows) - imitated,
         }
         return {**figures, **totals(counts, self._peers), **relabelled}
 
@@ -276,12 +282,12 @@ class DigiRL:
         parts = [contract.inputs(self._agent, observations[k : k + _OBSERVATIONS_AT_ONCE]).cpu() for k in firsts]
         return torch.cat([torch.empty(0, self._input_size), *parts]).detach()
 
-    def _fit_values(self, seen: Sequence[Seen]) -> dict[str, float]:
+    def _fit_values(self, seen: Sequence[Seen]) -> dict[str, Fit]:
         """The instruction-level one on what was tried alone, for what is relabelled always succeeds."""
         tried = [each for each in seen if each.tried]
         return {
-            "instruction_value_loss": self._instruction_value.fit(*_starts(tried, self._input_size)),
-            "step_value_loss": self._step_value.fit(*self._step_rows(seen)),
+            "instruction_value": self._instruction_value.fit(*_starts(tried, self._input_size)),
+            "step_value": self._step_value.fit(*self._step_rows(seen)),
         }
 
     def _measure_values(self, seen: Sequence[Seen]) -> dict[str, float]:

@@ -15,6 +15,7 @@ from digirl_dist.algorithm.imitation import (
     Example,
     Imitation,
     fatal,
+    learned_of,
     mean_weight,
     unsolved_steps,
     weights_in,
@@ -52,18 +53,21 @@ class FilteredBC:
         rows = self._rows(kept, shares)
         avoided = fatal(replay, len(rows), self._settings.avoid * mean_weight(rows))
         held = self._held(replay, rows, nobody_has(fresh, self._peers))
-        loss = self._imitation.fit([*rows, *avoided, *held])
+        fit = self._imitation.fit([*rows, *avoided, *held])
+        imitated, unlearned, holding = learned_of(fit, rows, avoided, held)
         good = sum(len(worth_repeating(each, 1.0, self._settings.discount, erase_loops=False)) for each in kept)
         counts = {
             "kept_trajectories": len(kept),
-            "kept_steps": len(rows),
-            "avoided_steps": len(avoided),
-            "unsolved_steps": len(held),
+            "kept_steps": imitated,
+            "avoided_steps": unlearned,
+            "unsolved_steps": holding,
             "left_not_chosen": _steps(episodes) - _steps(kept),
             "left_not_good": _steps(kept) - good,
             "left_in_loops": good - len(rows),
+            "left_undrawn": len(rows) - imitated,
         }
-        return {"actor_loss": loss, **totals(counts, self._peers), **relabelled}
+        figures = {"actor_loss": fit.loss, "skipped_steps": float(fit.skipped)}
+        return {**figures, **totals(counts, self._peers), **relabelled}
 
     def explain(
         self,

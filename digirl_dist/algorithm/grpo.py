@@ -12,10 +12,11 @@ import torch
 
 from digirl_dist.agent import Agent
 from digirl_dist.algorithm import StepOutcome
-from digirl_dist.algorithm.advantages import ROUNDING, alike, group_advantages
+from digirl_dist.algorithm.advantages import ROUNDING, alike, clipped_gains, group_advantages, ratios_of
 from digirl_dist.algorithm.hindsight import NO_HINDSIGHT, Hindsight
 from digirl_dist.algorithm.imitation import (
     Example,
+    learned_of,
     log_probs_in_parts,
     log_probs_of,
     unsolved_steps,
@@ -23,19 +24,31 @@ from digirl_dist.algorithm.imitation import (
     with_held,
     worth_repeating,
 )
-from digirl_dist.algorithm.optimizer import MinibatchOptimizer, OptimizerIsTheState
+from digirl_dist.algorithm.optimizer import Fit, MinibatchOptimizer, OptimizerIsTheState
 from digirl_dist.algorithm.plugins.grpo import GrpoSettings
 from digirl_dist.algorithm.selection import task_weights
 from digirl_dist.algorithm.totals import totals
 from digirl_dist.parallel.peers import ALONE, Peers
+from digirl_dist.tasks import Key, Ticket
 from digirl_dist.trajectory import Step, Trajectory
 
 _LATELY = 16
 _ALIKE, _LAG, _FRESH = "alike", "lag", "fresh"
 _BETTER = "its episode ended better than its task lately does"
 
+Start = tuple[str, int]
+"""Task and seed, which all episodes of a group share."""
+
 Members = list[Trajectory]
 """The episodes of a group."""
+
+
+@dataclass(frozen=True)
+class Waiting:
+    """The starts of those tickets that had not run when an iteration began, and when it ended."""
+
+    before: frozenset[Start]
+    after: frozenset[Start]
 
 
 @dataclass(frozen=True, eq=False)
@@ -82,10 +95,15 @@ class Grpo(OptimizerIsTheState):
         self._settings = settings
         self._peers = peers
         self._optimizer = MinibatchOptimizer(agent.parameters(), settings.actor, seed, "the actor's loss", peers)
+        self._waiting: Waiting | None = None
+
+    def expect(self, before: Sequence[Ticket], after: Sequence[Ticket]) -> None:
+        """See ``ExpectingAlgorithm``; without this call, every group is waited for until it is whole."""
+        self._waiting = Waiting(*(frozenset((one.task.id, one.seed) for one in each) for each in (before, after)))
 
     def update(self, fresh: Sequence[Trajectory], replay: Sequence[Trajectory]) -> dict[str, float]:
         self._agent.train(False)
-        groups = completed_groups(fresh, replay, self._settings.group_size)
+        groups = self._groups(fresh, replay)
         telling = [members for members in groups if _differ(members)]
         rows = [Example(step.observation, step.action) for members in telling for step in _steps(members)]
         own = self._batch(telling, rows)
@@ -93,10 +111,16 @@ class Grpo(OptimizerIsTheState):
         held = self._held(replay, imitated)
         batch = own.imitating(self._imitation_weights([*imitated, *held]))
         everything = [*rows, *imitated, *held]
-        loss = self._optimizer.fit(len(everything), lambda chosen: self._loss(everything, batch, chosen))
-        beside = {"imitated_steps": len(imitated), "unsolved_steps": len(held)}
-        counts = totals({**_counts(fresh, groups, telling), **beside, **_lags(fresh)}, self._peers)
-        return {"actor_loss": loss, **_shares(counts), **relabelled, **self._moved(rows, own)}
+        fit = self._optimizer.fit(len(everything), lambda some: self._loss(everything, batch, some), fresh=len(rows))
+        kept, imitating, holding = learned_of(fit, rows, imitated, held)
+        learned = {"kept_steps": kept, "left_undrawn": len(rows) - kept}
+        beside = {"imitated_steps": imitating, "unsolved_steps": holding}
+        counts = totals({**_counts(fresh, groups, telling), **learned, **beside, **_lags(fresh)}, self._peers)
+        figures = {"actor_loss": fit.loss, "skipped_steps": float(fit.skipped)}
+        return {**figures, **_shares(counts), **relabelled, **self._moved(rows, own, fit)}
+
+    def _groups(self, fresh: Sequence[Trajectory], replay: Sequence[Trajectory]) -> list[Members]:
+        return completed_groups(fresh, replay, self._settings.group_size, self._waiting)
 
     def explain(
         self,
@@ -105,7 +129,7 @@ class Grpo(OptimizerIsTheState):
         replay: Sequence[Trajectory],
         after: Mapping[str, Any],
     ) -> list[StepOutcome]:
-        groups = completed_groups(fresh, replay, self._settings.group_size)
+        groups = self._groups(fresh, replay)
         members = next((each for each in groups if _start(each[0]) == _start(episode)), [])
         advantages = group_advantages(np.array([one.reward for one in members])) if members else ()
         own = next((a for one, a in zip(members, advantages, strict=True) if one.episode_id == episode.episode_id), 0.0)
@@ -153,9 +177,9 @@ class Grpo(OptimizerIsTheState):
 
     def _imitation_weights(self, imitated: Sequence[Example]) -> torch.Tensor:
         """Of mean ``replay_weight`` over the rows of all ranks."""
-        weights = torch.tensor([row.weight for row in imitated])
-        total, rows = self._peers.total(torch.tensor([float(weights.sum()), float(len(weights))])).tolist()
-        return weights * (self._settings.replay_weight * rows / total) if total else weights
+        weights = torch.tensor([row.weight for row in imitated], dtype=torch.float64)
+        total, rows = self._peers.total(torch.stack([weights.sum(), weights.new_tensor(len(weights))])).tolist()
+        return (weights * (self._settings.replay_weight * rows / total) if total else weights).float()
 
     def _loss(self, rows: Sequence[Example], batch: Batch, chosen: list[int]) -> torch.Tensor:
         """Ratios must be exact; what is imitated is fitted in training mode, as the imitating algorithms do."""
@@ -176,43 +200,54 @@ class Grpo(OptimizerIsTheState):
         """
         return [] if self._peers.replicas else torch.nonzero(batch.imitated == imitated)[:1, 0].tolist()
 
-    def _moved(self, rows: Sequence[Example], batch: Batch) -> dict[str, float]:
-        """How far the update went: the share of clipped ratios, and the mean of −log ratio, over the rows of all ranks.
+    def _moved(self, rows: Sequence[Example], batch: Batch, fit: Fit) -> dict[str, float]:
+        """How far the update went: the share of clipped ratios, and the mean of −log ratio.
 
-        Nothing if no rank has any.
+        Over the rows of all ranks that were learned from; nothing if no rank has any.
         """
         with torch.no_grad():
-            moved = log_probs_in_parts(self._agent, rows).cpu() - batch.old if rows else batch.old
-        ratio = moved.exp()
+            now = log_probs_in_parts(self._agent, rows).cpu() if rows else batch.old
+        learned = [place for place in range(len(rows)) if place in fit.learned]
+        ratio = ratios_of(now, batch.old)[learned]
         outside = (ratio < 1 - self._settings.clip_low) | (ratio > 1 + self._settings.clip_high)
-        own = {"rows": len(rows), "outside": float(outside.sum()), "moved": float(moved.double().sum())}
+        own = {"rows": len(learned), "outside": float(outside.sum()), "moved": float(ratio.double().log().sum())}
         found = totals(own, self._peers)
         count = found["rows"]
         return {"clipped_share": found["outside"] / count, "kl_from_old": -found["moved"] / count} if count else {}
 
 
-def completed_groups(fresh: Sequence[Trajectory], replay: Sequence[Trajectory], size: int) -> list[Members]:
-    """The groups of ``size`` episodes of one task and seed that ``fresh`` completes.
+def completed_groups(
+    fresh: Sequence[Trajectory], replay: Sequence[Trajectory], size: int, waiting: Waiting | None = None
+) -> list[Members]:
+    """The groups of ``size`` episodes of one task and seed that this iteration completes.
 
     Where iterations close early, the longest episodes of a group come later than the others. Learning from a group
     without them would favour short episodes, so it waits for its last ones in ``replay``, which ends with ``fresh``.
+    A group whose tickets are not ``waiting`` any more counts with the episodes that it has, if these are two: the
+    others got lost. An offline episode that started alike is none of them: it comes earlier in ``replay``.
     """
-    groups: dict[tuple[str, int], Members] = defaultdict(list)
+    groups: dict[Start, dict[Key, Trajectory]] = defaultdict(dict)
     for episode in replay:
-        groups[_start(episode)].append(episode)
-    return [groups[start] for start in dict.fromkeys(map(_start, fresh)) if len(groups[start]) == size]
+        groups[_start(episode)][episode.ticket.key] = episode
+    ended = sorted(waiting.before - waiting.after) if waiting else []
+    found = []
+    for start in dict.fromkeys([*map(_start, fresh), *ended]):
+        members = list(groups[start].values())
+        if waiting:  # of a plan, whose groups begin in one iteration each
+            members = [one for one in members if one.ticket.iteration == members[-1].ticket.iteration]
+        is_over = waiting is not None and start not in waiting.after
+        if len(members) >= (min(2, size) if is_over else size):
+            found.append(members[-size:])
+    return found
 
 
 def clipped_loss(log_probs: torch.Tensor, batch: Batch, clip_low: float, clip_high: float) -> torch.Tensor:
-    """−mean of w · min(ρ A, clip(ρ, 1 − ``clip_low``, 1 + ``clip_high``) A) with ρ = exp(log π − log π_old); [B].
+    """−mean of w times what ``clipped_gains`` says, with ρ = exp(log π − log π_old); all shapes are [B].
 
-    arXiv 2402.03300, equation 3 without its KL term; two bounds as in DAPO (arXiv 2503.14476, section 3.1). Of steps
-    that are imitated w · log π.
+    arXiv 2402.03300, equation 3 without its KL term. Of steps that are imitated w · log π.
     """
     old, advantages, weights = (part.to(log_probs) for part in (batch.old, batch.advantages, batch.weights))
-    ratio = (log_probs - old).exp()
-    bounded = ratio.clamp(1 - clip_low, 1 + clip_high)
-    gains = torch.minimum(ratio * advantages, bounded * advantages)
+    gains = clipped_gains(ratios_of(log_probs, old), advantages, clip_low, clip_high)
     return -(weights * torch.where(batch.imitated.to(log_probs.device), log_probs, gains)).mean()
 
 
@@ -235,7 +270,7 @@ def importance(log_probs: torch.Tensor, acted: torch.Tensor, most: float) -> tor
 
     Truncated importance weights (arXiv 1802.01561, section 4.1); 1 where the policy that acted is the present one.
     """
-    return (log_probs - acted).exp().clamp(max=most)
+    return ratios_of(log_probs, acted).clamp(max=most)
 
 
 def _counts(fresh: Sequence[Trajectory], groups: Sequence[Members], telling: Sequence[Members]) -> dict[str, int]:
@@ -245,7 +280,6 @@ def _counts(fresh: Sequence[Trajectory], groups: Sequence[Members], telling: Seq
     starts = {_start(members[0]) for members in groups}
     return {
         "kept_trajectories": sum(map(len, telling)),
-        "kept_steps": kept,
         "left_alike": complete - kept,
         "left_waiting": sum(len(each.steps) for each in fresh if _start(each) not in starts),
         "groups": len(groups),
@@ -274,7 +308,7 @@ def _steps(members: Members) -> list[Step]:
     return [step for episode in members for step in episode.steps]
 
 
-def _start(episode: Trajectory) -> tuple[str, int]:
+def _start(episode: Trajectory) -> Start:
     return episode.ticket.task.id, episode.ticket.seed
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
@@ -11,7 +12,7 @@ import torch
 from digirl_dist.agent import Agent, contract
 from digirl_dist.algorithm import UNSOLVED, StepOutcome
 from digirl_dist.algorithm.advantages import returns_to_go
-from digirl_dist.algorithm.optimizer import MinibatchOptimizer, OptimizerIsTheState
+from digirl_dist.algorithm.optimizer import Fit, MinibatchOptimizer, OptimizerIsTheState
 from digirl_dist.algorithm.selection import leading_on, unsolved
 from digirl_dist.algorithm.totals import totals
 from digirl_dist.parallel.peers import ALONE, Peers
@@ -20,8 +21,8 @@ from digirl_dist.trajectory import Observation, Trajectory
 from digirl_dist.types import Json
 
 _ROWS_AT_ONCE = 256
-_LIKELIEST = -1e-4
-"""Of an action to avoid, so that the logarithm of what is left stays finite."""
+_LIKELIEST = -1e-6
+"""Log-probability of an action to avoid beyond which the logarithm of what is left continues as a straight line."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -81,6 +82,12 @@ def with_held(outcomes: Sequence[StepOutcome], weights: Sequence[float]) -> list
     return [replace(one, kept=True, reason=UNSOLVED, weight=weight) if weight else one for one, weight in pairs]
 
 
+def learned_of(fit: Fit, *kinds: Sequence[Example]) -> list[int]:
+    """How many rows of each of the ``kinds``, which were fitted one after the other, were learned from."""
+    ends = np.cumsum([len(rows) for rows in kinds]).tolist()
+    return [sum(end - len(rows) <= place < end for place in fit.learned) for end, rows in zip(ends, kinds, strict=True)]
+
+
 def mean_weight(rows: Sequence[Example]) -> float:
     """0 without rows."""
     return float(np.mean([row.weight for row in rows])) if rows else 0.0
@@ -91,7 +98,8 @@ def imitation_loss(log_probs: torch.Tensor, weights: torch.Tensor) -> torch.Tens
 
     The latter is the unlikelihood of Welleck et al. 2019 (arXiv 1908.04319): it matters as far as the action is likely.
     """
-    avoided = (-torch.expm1(log_probs.clamp(max=_LIKELIEST))).log()
+    bounded = log_probs.clamp(max=_LIKELIEST)
+    avoided = (-torch.expm1(bounded)).log() + (log_probs - bounded) / math.expm1(_LIKELIEST)
     return -(weights.abs() * torch.where(weights < 0, avoided, log_probs)).sum() / weights.abs().sum()
 
 
@@ -106,17 +114,17 @@ class Imitation(OptimizerIsTheState):
         self._peers = peers
         self._optimizer = MinibatchOptimizer(agent.parameters(), settings, seed, "the actor's loss", peers)
 
-    def fit(self, rows: Sequence[Example]) -> float:
-        """The mean loss of one iteration's minibatches, 0 without examples of any weight. Raises TrainingError."""
-        rows = [row for row in rows if row.weight]  # the others would cost passes, and teach nothing
+    def fit(self, rows: Sequence[Example]) -> Fit:
+        """One iteration's minibatches; the loss is 0 without examples of any weight. Raises TrainingError."""
+        places = [place for place, row in enumerate(rows) if row.weight]  # the others cost passes, and teach nothing
         self._agent.train()
-        loss = self._optimizer.fit(
-            len(rows),
-            loss_of=lambda batch: self._loss_of([rows[index] for index in batch]),
-            weight_of=lambda batch: sum(abs(rows[index].weight) for index in batch),
+        fit = self._optimizer.fit(
+            len(places),
+            loss_of=lambda batch: self._loss_of([rows[places[index]] for index in batch]),
+            weight_of=lambda batch: sum(abs(rows[places[index]].weight) for index in batch),
         )
         self._agent.train(False)
-        return loss
+        return fit._replace(learned=frozenset(places[index] for index in fit.learned))
 
     def measure(self, rows: Sequence[Example]) -> float:
         """The loss of all examples of all ranks together, without learning; 0 without examples of any weight.
@@ -127,7 +135,7 @@ class Imitation(OptimizerIsTheState):
         weight = sum(abs(row.weight) for row in rows)
         if rows:
             with torch.no_grad():
-                log_probs = log_probs_in_parts(self._agent, rows)
+                log_probs = log_probs_in_parts(self._agent, rows).double()
                 loss = float(imitation_loss(log_probs, _weights(rows, log_probs)))
         found = totals({"loss": weight * loss, "weight": weight}, self._peers)
         return found["loss"] / found["weight"] if found["weight"] else 0.0

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -17,6 +17,20 @@ LossOf = Callable[[list[int]], torch.Tensor]
 
 WeightOf = Callable[[list[int]], float]
 """What that mean divides by: the rows' number, or the sum of their weights."""
+
+_MOST_SKIPPED = 0.5
+"""Share of an update's steps beyond which skipping them is no remedy."""
+
+
+class Fit(NamedTuple):
+    """What came of fitting some rows, over all ranks but for ``learned``."""
+
+    loss: float = 0.0
+    """Mean of the steps that were made; 0 without any."""
+    skipped: int = 0
+    """Steps that were not made, because their loss or gradient was not finite, or their loss beyond ``max_loss``."""
+    learned: frozenset[int] = frozenset()
+    """This rank's rows that some step was made from."""
 
 
 def _plain(method: Any) -> Any:
@@ -59,21 +73,31 @@ class MinibatchOptimizer:
         self._generator = torch.Generator().manual_seed(seed)
         self._steps = 0
 
-    def fit(self, rows: int, loss_of: LossOf, weight_of: WeightOf = len, rate: float = 1.0) -> float:
-        """Up to ``epochs`` passes over the rows, ``max_examples`` in all; the steps' mean loss (0 without rows).
+    def fit(self, rows: int, loss_of: LossOf, weight_of: WeightOf = len, rate: float = 1.0, fresh: int = 0) -> Fit:
+        """Up to ``epochs`` passes over the rows, ``max_examples`` in all; the first ``fresh`` are never left out.
 
-        ``rate`` is the share of the learning rate to go on with. Raises TrainingError when a loss or a gradient is not
-        finite, or a loss is beyond ``max_loss``.
+        ``rate`` is the share of the learning rate to go on with. A step whose loss or gradient is not finite, or whose
+        loss is beyond ``max_loss``, is skipped, on every rank alike. Raises TrainingError when that is more than half
+        of all steps.
         """
-        drawn = batches(rows, self._settings, self._generator)
+        drawn = batches(rows, self._settings, self._generator, fresh)
         parts = self._peers.align(drawn)
         drawn += [[] for _ in range(len(parts) - len(drawn))]
         losses: list[float] = []
-        for first in range(0, len(parts), self._settings.accumulate):
+        faults: list[str] = []
+        learned: set[int] = set()
+        firsts = range(0, len(parts), self._settings.accumulate)
+        for first in firsts:
             last = first + self._settings.accumulate
             shares = weight_shares(drawn[first:last], weight_of, self._peers)
-            losses.append(self._step(list(zip(parts[first:last], shares, strict=True)), loss_of, weight_of, rate))
-        return sum(losses) / len(losses) if losses else 0.0
+            loss, fault = self._step(list(zip(parts[first:last], shares, strict=True)), loss_of, weight_of, rate)
+            if fault:
+                faults.append(fault)
+                refuse_many(faults, len(firsts))
+            else:
+                losses.append(loss)
+                learned.update(*drawn[first:last])
+        return Fit(sum(losses) / len(losses) if losses else 0.0, len(faults), frozenset(learned))
 
     def state_dict(self) -> dict[str, Any]:
         return {
@@ -89,30 +113,33 @@ class MinibatchOptimizer:
 
     def _step(
         self, group: Sequence[tuple[list[int], float]], loss_of: LossOf, weight_of: WeightOf, rate: float
-    ) -> float:
-        """Makes one step from this rank's rows of some minibatches, each with its share in it; the loss of all."""
-        loss = 0.0
+    ) -> tuple[float, str]:
+        """Makes one step from this rank's rows of some minibatches, each with its share in it.
+
+        Returns the loss of all, and why no step was made of it; empty if one was. Both are the same on every rank.
+        """
+        found: list[float] = []
         gradients: list[torch.Tensor | None] = [None] * len(self._parameters)
         for part, share in group:
-            loss += share * self._backward(part, loss_of, weight_of, share)
+            found.append(self._backward(part, loss_of, weight_of, share))
             gradients = [_plus(sum_of, one.grad) for sum_of, one in zip(gradients, self._parameters, strict=True)]
         for parameter, gradient in zip(self._parameters, gradients, strict=True):
             parameter.grad = gradient
         length = self._peers.clip(self._parameters, self._settings.clip_norm)
-        sane(length, math.inf, f"the gradient of {self._what}")
+        if fault := fault_of(found, length, self._settings.max_loss, self._what):
+            return 0.0, fault
         rate *= self._settings.learning_rate * ramp(self._steps, self._settings.ramp_steps)
         for parameters in self._optimizer.param_groups:
             parameters["lr"], parameters["eps"] = rate, self._settings.adam_eps
         self._optimizer.step()
         self._steps += 1
-        return loss
+        return sum(share * loss for (_, share), loss in zip(group, found, strict=True)), ""
 
     def _backward(self, rows: list[int], loss_of: LossOf, weight_of: WeightOf, scale: float) -> float:
         """Leaves the gradient of a minibatch, all ranks' parts together, times ``scale``; its loss."""
         self._optimizer.zero_grad()
         loss, weight = (loss_of(rows), float(weight_of(rows))) if rows else (None, 0.0)
-        value = self._peers.backward(self._parameters, loss, weight, scale)
-        return sane(value, self._settings.max_loss, self._what)
+        return self._peers.backward(self._parameters, loss, weight, scale)
 
 
 class OptimizerIsTheState:
@@ -127,13 +154,20 @@ class OptimizerIsTheState:
         self._optimizer.load_state_dict(state)
 
 
-def batches(rows: int, settings: OptimizerSettings, generator: torch.Generator) -> list[list[int]]:
-    """Minibatches of indices below ``rows``, as many as the settings want; each pass is shuffled anew."""
+def batches(rows: int, settings: OptimizerSettings, generator: torch.Generator, fresh: int = 0) -> list[list[int]]:
+    """Minibatches of indices below ``rows``, equally large but for one row; each pass is shuffled anew.
+
+    They have as many rows as the settings want, and in any case those below ``fresh``: what the limit leaves no room
+    for is left out of the others.
+    """
     if rows == 0:
         return []
-    wanted = min(settings.epochs * rows, settings.max_examples)
-    passes = [torch.randperm(rows, generator=generator) for _ in range(math.ceil(wanted / rows))]
-    return [batch.tolist() for batch in torch.split(torch.cat(passes)[:wanted], settings.batch_size)]
+    wanted = max(fresh, min(settings.epochs * rows, settings.max_examples))
+    first, *more = [torch.randperm(rows, generator=generator) for _ in range(math.ceil(wanted / rows))]
+    others = first >= fresh
+    first = first[~others | (others.cumsum(0) <= wanted - fresh)]
+    drawn = torch.cat([first, *more])[:wanted]
+    return [batch.tolist() for batch in torch.tensor_split(drawn, math.ceil(wanted / settings.batch_size))]
 
 
 def weight_shares(drawn: Sequence[list[int]], weight_of: WeightOf, peers: Peers) -> list[float]:
@@ -157,10 +191,17 @@ def ramp(step: int, steps: int) -> float:
     return min(1.0, (step + 1) / steps) if steps else 1.0
 
 
-def sane(value: float, limit: float, what: str) -> float:
-    """``value`` itself. Raises TrainingError, naming it, when it is infinite, no number or beyond ``limit``."""
-    if not math.isfinite(value):
-        raise TrainingError(f"{what} became {value}; lower the learning rate, or look for actions of probability 0")
-    if abs(value) > limit:
-        raise TrainingError(f"{what} became {value:.3g}, beyond max_loss={limit:.3g}; lower the learning rate")
-    return value
+def fault_of(losses: Sequence[float], length: float, most: float, what: str) -> str:
+    """Why no step can be made of minibatches with these losses and a gradient of this length; empty if one can."""
+    for name, value, limit in [*((what, loss, most) for loss in losses), (f"the gradient of {what}", length, math.inf)]:
+        if not math.isfinite(value):
+            return f"{name} became {value}; lower the learning rate, or look for actions of probability 0"
+        if abs(value) > limit:
+            return f"{name} became {value:.3g}, beyond max_loss={limit:.3g}; lower the learning rate"
+    return ""
+
+
+def refuse_many(faults: Sequence[str], steps: int) -> None:
+    """Raises TrainingError, with the last of the ``faults``, if they are too many of an update's ``steps``."""
+    if len(faults) > _MOST_SKIPPED * steps:
+        raise TrainingError(f"in {len(faults)} of {steps} steps {faults[-1]}")

@@ -13,7 +13,8 @@ from torch import nn
 
 from digirl_dist.agent import Agent, contract, critic
 from digirl_dist.algorithm import StepOutcome
-from digirl_dist.algorithm.optimizer import MinibatchOptimizer, OptimizerIsTheState
+from digirl_dist.algorithm.advantages import clipped_gains, ratios_of, unit
+from digirl_dist.algorithm.optimizer import Fit, MinibatchOptimizer, OptimizerIsTheState
 from digirl_dist.algorithm.plugins.ppo import PpoSettings
 from digirl_dist.parallel.peers import ALONE, Peers
 from digirl_dist.trajectory import Observation, Trajectory
@@ -40,10 +41,10 @@ class Rows:
 class Learner(Protocol):
     """Moves the weights of an agent and a value function along the gradient of PPO's loss."""
 
-    def fit(self, rows: Rows, rate: float) -> float:
-        """Some passes over the rows with this share of the learning rate; the minibatches' mean loss.
+    def fit(self, rows: Rows, rate: float) -> Fit:
+        """Some passes over the rows with this share of the learning rate; none of them is left out.
 
-        Raises TrainingError when a loss or a gradient is not finite, or a loss is beyond ``max_loss``.
+        Skips steps, and raises TrainingError, as ``MinibatchOptimizer.fit`` does.
         """
 
     def state_dict(self) -> dict[str, Any]:
@@ -66,14 +67,15 @@ class TorchLearner(OptimizerIsTheState):
         parameters = [*agent.parameters(), *value.parameters()]
         self._optimizer = MinibatchOptimizer(parameters, settings, seed, LOSS, peers)
 
-    def fit(self, rows: Rows, rate: float) -> float:
-        return self._optimizer.fit(len(rows.observations), lambda batch: self._loss(rows, batch), rate=rate)
+    def fit(self, rows: Rows, rate: float) -> Fit:
+        count = len(rows.observations)
+        return self._optimizer.fit(count, lambda batch: self._loss(rows, batch), rate=rate, fresh=count)
 
     def _loss(self, rows: Rows, batch: list[int]) -> torch.Tensor:
         observations, actions = [rows.observations[k] for k in batch], [rows.actions[k] for k in batch]
         log_probs = contract.log_prob(self._agent, observations, actions)
-        ratios = (log_probs - rows.log_probs[batch]).exp()
-        policy = clipped_objective(ratios, rows.advantages[batch], self._settings.clip_ratio).mean()
+        ratios, clip = ratios_of(log_probs, rows.log_probs[batch]), self._settings.clip_ratio
+        policy = clipped_gains(ratios, rows.advantages[batch], clip, clip).mean()
         value = (self._value(rows.seen[batch])[:, 0] - rows.returns[batch]).square().mean()
         loss: torch.Tensor = self._settings.value_weight * value - policy
         return loss
@@ -111,9 +113,10 @@ class PPO:
     def update(self, fresh: Sequence[Trajectory], replay: Sequence[Trajectory]) -> dict[str, float]:
         self._agent.train(False)  # ratios must be exact
         left = max(0.0, 1 - self._updates / self._iterations)
-        loss = self._learner.fit(self._rows(fresh), left)
+        fit = self._learner.fit(self._rows(fresh), left)
         self._updates += 1
-        return {"ppo_loss": loss, "learning_rate": self._settings.learning_rate * left}
+        rate = self._settings.learning_rate * left
+        return {"ppo_loss": fit.loss, "skipped_steps": float(fit.skipped), "learning_rate": rate}
 
     def explain(
         self,
@@ -189,23 +192,18 @@ class ReturnScale:
     def add(self, returns: torch.Tensor) -> torch.Tensor:
         """Counts ``returns``, shape [N], and gives them in the new units. All ranks must call it."""
         self.sums = self.sums + self._peers.total(_sums(returns))
-        mean, deviation = _mean_and_deviation(self.sums)
-        return (returns - mean) / deviation
+        mean, size = _mean_and_unit(self.sums)
+        return (returns - mean) / size
 
     def returns(self, values: np.ndarray) -> np.ndarray:
         """From units of the value function to those of rewards."""
-        mean, deviation = _mean_and_deviation(self.sums) if self.sums[0] else (0.0, 1.0)
-        return np.asarray(mean + deviation * values)
+        mean, size = _mean_and_unit(self.sums) if self.sums[0] else (0.0, 1.0)
+        return np.asarray(mean + size * values)
 
 
 def _value_function(size: int, width: int) -> nn.Sequential:
     first, second = nn.Linear(size, width), nn.Linear(width, width)
     return nn.Sequential(first, nn.Tanh(), second, nn.Tanh(), nn.Linear(width, 1))
-
-
-def clipped_objective(ratios: torch.Tensor, advantages: torch.Tensor, clip: float) -> torch.Tensor:
-    """min(ratio A, clip(ratio, 1 − clip, 1 + clip) A) of each step, shapes [B] (arXiv 1707.06347, equation 7)."""
-    return torch.minimum(ratios * advantages, ratios.clamp(1 - clip, 1 + clip) * advantages)
 
 
 def generalized_advantages(rewards: np.ndarray, values: np.ndarray, discount: float, lam: float) -> np.ndarray:
@@ -224,8 +222,8 @@ def generalized_advantages(rewards: np.ndarray, values: np.ndarray, discount: fl
 
 def normalised(values: torch.Tensor, peers: Peers) -> torch.Tensor:
     """``values``, shape [N], with mean 0 and standard deviation 1 over the rows of all ranks."""
-    mean, deviation = _mean_and_deviation(peers.total(_sums(values)))
-    result: torch.Tensor = (values - mean) / deviation
+    mean, size = _mean_and_unit(peers.total(_sums(values)))
+    result: torch.Tensor = (values - mean) / size
     return result
 
 
@@ -233,8 +231,7 @@ def _sums(values: torch.Tensor) -> torch.Tensor:
     return torch.stack([values.new_tensor(len(values)), values.sum(), values.square().sum()])
 
 
-def _mean_and_deviation(sums: torch.Tensor) -> tuple[float, float]:
-    """The latter is never 0."""
+def _mean_and_unit(sums: torch.Tensor) -> tuple[float, float]:
     count, total, squares = sums.tolist()
-    mean = total / max(count, 1.0)
-    return mean, math.sqrt(max(squares / max(count, 1.0) - mean * mean, 0.0)) + 1e-8
+    mean, square = total / max(count, 1.0), squares / max(count, 1.0)
+    return mean, unit(math.sqrt(max(square - mean * mean, 0.0)), math.sqrt(square))

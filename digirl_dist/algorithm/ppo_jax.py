@@ -7,7 +7,6 @@ loss for one process and for many. The policy that acts stays in PyTorch; its we
 from __future__ import annotations
 
 import itertools
-import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -22,7 +21,8 @@ from torch.nn.utils import parameters_to_vector, vector_to_parameters
 
 from digirl_dist.agent import Agent
 from digirl_dist.agent.generic_jax import Arrays, JaxGenericPolicy, linear
-from digirl_dist.algorithm.optimizer import Adam, batches, ramp, sane, weight_shares
+from digirl_dist.algorithm.advantages import MOST_LOG_RATIO, most_ratio
+from digirl_dist.algorithm.optimizer import Adam, Fit, batches, fault_of, ramp, refuse_many, weight_shares
 from digirl_dist.algorithm.plugins.ppo import PpoSettings
 from digirl_dist.algorithm.ppo import LOSS, Rows
 from digirl_dist.parallel.peers import Peers
@@ -49,20 +49,28 @@ class JaxLearner:
         self._gradient = jax.jit(jax.value_and_grad(self._loss), out_shardings=self._ranks.everywhere)
         self._move = jax.jit(self._moved, out_shardings=self._ranks.everywhere)
 
-    def fit(self, rows: Rows, rate: float) -> float:
-        drawn = self._peers.align(batches(len(rows.observations), self._settings, self._generator))
+    def fit(self, rows: Rows, rate: float) -> Fit:
+        count = len(rows.observations)
+        drawn = self._peers.align(batches(count, self._settings, self._generator, fresh=count))
         arrays = self._arrays(rows)
         weights = self._ranks.replicated(self._weights())
         losses: list[float] = []
-        for first in range(0, len(drawn), self._settings.accumulate):
+        faults: list[str] = []
+        firsts = range(0, len(drawn), self._settings.accumulate)
+        for first in firsts:
             group = drawn[first : first + self._settings.accumulate]
             found = [self._gradient(weights, self._batch(arrays, batch)) for batch in group]
             shares = weight_shares(group, len, self._peers)
-            of_parts = [sane(float(loss), self._settings.max_loss, LOSS) for loss, _ in found]
-            losses.append(sum(share * loss for share, loss in zip(shares, of_parts, strict=True)))
-            weights = self._step(weights, [gradient for _, gradient in found], shares, rate)
+            of_parts = [float(loss) for loss, _ in found]
+            weights, fault = self._step(weights, of_parts, [gradient for _, gradient in found], shares, rate)
+            if fault:
+                faults.append(fault)
+                refuse_many(faults, len(firsts))
+            else:
+                losses.append(sum(share * loss for share, loss in zip(shares, of_parts, strict=True)))
         vector_to_parameters(_tensor(weights), self._parameters.values())
-        return sum(losses) / len(losses) if losses else 0.0
+        learned = frozenset(range(count))
+        return Fit(sum(losses) / len(losses) if losses else 0.0, len(faults), learned)
 
     def state_dict(self) -> dict[str, Any]:
         count, mean, square = (_tensor(each) for each in self._moments)
@@ -120,21 +128,28 @@ class JaxLearner:
     def _loss(self, flat: jax.Array, rows: Arrays) -> jax.Array:
         """The mean over the rows of all ranks, as in ``TorchLearner``."""
         weights = self._parts(flat)
-        ratios = jnp.exp(self._policy.log_prob(weights, rows) - rows["log_probs"])
+        moved = self._policy.log_prob(weights, rows) - rows["log_probs"]
+        ratios = jnp.exp(jnp.clip(moved, -MOST_LOG_RATIO, MOST_LOG_RATIO))
         clip, advantages = self._settings.clip_ratio, rows["advantages"]
-        gains = jnp.minimum(ratios * advantages, jnp.clip(ratios, 1 - clip, 1 + clip) * advantages)
+        clipped = jnp.clip(ratios, 1 - clip, 1 + clip) * advantages
+        gains = jnp.minimum(jnp.minimum(ratios, most_ratio(clip)) * advantages, clipped)
         hidden = jnp.tanh(linear(weights, _VALUE + "0", rows["seen"]))
         hidden = jnp.tanh(linear(weights, _VALUE + "2", hidden))
         errors = (linear(weights, _VALUE + "4", hidden)[:, 0] - rows["returns"]) ** 2
         losses = self._settings.value_weight * errors - gains
         return jnp.sum(rows["weights"] * losses) / jnp.sum(rows["weights"])
 
-    def _step(self, weights: jax.Array, gradients: list[jax.Array], shares: list[float], rate: float) -> jax.Array:
+    def _step(
+        self, weights: jax.Array, losses: list[float], gradients: list[jax.Array], shares: list[float], rate: float
+    ) -> tuple[jax.Array, str]:
+        """Returns the weights after a step, or as they are and why none can be made."""
         rate *= self._settings.learning_rate * ramp(self._steps, self._settings.ramp_steps)
-        weights, self._moments, length = self._move(weights, self._moments, gradients, shares, rate)
-        sane(float(length), math.inf, f"the gradient of {LOSS}")
+        moved, moments, length = self._move(weights, self._moments, gradients, shares, rate)
+        if fault := fault_of(losses, float(length), self._settings.max_loss, LOSS):
+            return weights, fault
+        self._moments = moments
         self._steps += 1
-        return weights
+        return moved, ""
 
     def _moved(
         self, weights: jax.Array, moments: optax.OptState, gradients: list[jax.Array], shares: list[float], rate: float

@@ -27,13 +27,14 @@ def best(scores: np.ndarray, share: float, above: float) -> list[int]:
 
 
 def top_quantile(scores: np.ndarray, share: float) -> list[int]:
-    """Indices of the ``scores`` [N] at or above their (1 − ``share``) quantile, which is interpolated linearly.
+    """Indices of the finite ``scores`` [N] at or above their (1 − ``share``) quantile, which is interpolated linearly.
 
     The filter of DigiRL's released code (``filter_buffer`` in its off-policy training loop), with share 0.1.
     """
-    if len(scores) == 0:
+    usable = scores[np.isfinite(scores)]
+    if len(usable) == 0:
         return []
-    return [int(index) for index in np.flatnonzero(scores >= np.quantile(scores, 1 - share))]
+    return [int(index) for index in np.flatnonzero((scores >= np.quantile(usable, 1 - share)) & np.isfinite(scores))]
 
 
 def task_weights(tasks: Sequence[str]) -> list[float]:

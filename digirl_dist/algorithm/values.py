@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from digirl_dist.algorithm.optimizer import MinibatchOptimizer
+from digirl_dist.algorithm.optimizer import Fit, MinibatchOptimizer
 from digirl_dist.parallel.peers import ALONE, Peers
 from digirl_dist.settings import ValueSettings
 
@@ -50,14 +50,14 @@ class SuccessValue:
         with torch.no_grad():
             return torch.stack([critic(features).softmax(dim=1)[:, 1] for critic in self._critics]).amin(dim=0)
 
-    def fit(self, features: torch.Tensor, successes: Sequence[float]) -> float:
-        """Some passes over the rows in shuffled minibatches; the mean loss of a critic (0 without rows).
+    def fit(self, features: torch.Tensor, successes: Sequence[float]) -> Fit:
+        """Some passes over the rows in shuffled minibatches; the loss is the mean of a critic (0 without rows).
 
-        Raises TrainingError when the loss is not finite.
+        Raises TrainingError when the loss is not finite in most of them.
         """
         labels = torch.tensor(successes, dtype=torch.float)
-        loss = self._optimizer.fit(len(labels), lambda batch: self._loss(features[batch], labels[batch]))
-        return loss / len(self._critics)
+        fit = self._optimizer.fit(len(labels), lambda batch: self._loss(features[batch], labels[batch]))
+        return fit._replace(loss=fit.loss / len(self._critics))
 
     def measure(self, features: torch.Tensor, successes: Sequence[float]) -> Measured | None:
         """What is found of these rows of all ranks; None if there are none. Every rank must call it."""

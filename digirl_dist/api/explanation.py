@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, cast
 
 from digirl_dist.agent import ActionProbabilities
 from digirl_dist.algorithm import ExplainingAlgorithm, StepOutcome
+from digirl_dist.algorithm.contract import expect
 from digirl_dist.errors import DigirlDistError
 from digirl_dist.parallel.rank import Rank
 from digirl_dist.settings.modes import only_measures
@@ -86,18 +87,24 @@ def _outcomes(run: Run, episode: Trajectory) -> tuple[list[StepOutcome], str]:
     checkpoints = Checkpoints(run.folder / "checkpoints")
     before, after = (checkpoints.open(each).trainer_state()["algorithm"] for each in (iteration, iteration + 1))
     load_state(algorithm, before)
-    fresh, replay = _learned_from(run, episode, settings)
+    fresh, replay = _learned_from(run, episode, settings, algorithm)
     if all(each.ticket.key != episode.ticket.key for each in fresh):
         return [], "the update did not see it: its policy was too old, or the episode counts in another iteration"
     return cast(ExplainingAlgorithm, algorithm).explain(episode, fresh, replay, after), ""
 
 
-def _learned_from(run: Run, episode: Trajectory, settings: Settings) -> tuple[list[Trajectory], list[Trajectory]]:
-    """Returns the new episodes and the replay of the episode's update: those of its rank, if ranks have their own."""
+def _learned_from(
+    run: Run, episode: Trajectory, settings: Settings, algorithm: Algorithm
+) -> tuple[list[Trajectory], list[Trajectory]]:
+    """Returns the new episodes and the replay of the episode's update: those of its rank, if ranks have their own.
+
+    Reports to the algorithm what the update reported to it.
+    """
     store = Store(run.folder / "trajectories", read_file=parquet.read_stored)
     iteration, size, staleness = episode.ticket.iteration, settings.trainer.replay_size, settings.max_staleness
     world_size = next((line.get("world_size", 1) for line in run.figures() if line["iteration"] == iteration), 1)
     if world_size == 1:
+        expect(algorithm, store, iteration)
         return store.fresh(iteration, staleness)[-size:], store.replay(iteration, size, staleness)
     rank = Rank(episode.ticket.index % world_size, world_size)
     return of_rank(store.read(iteration), rank)[-size:], newest_of_rank(store, iteration + 1, size, rank)

@@ -202,7 +202,9 @@ def _trainer(
         case _ if rank is not None and rank.world_size > 1:
             from digirl_dist.trainer.joint import JointTrainer
 
-            return JointTrainer(*stack.enter_context(writing.joined(rank)))
+            log, limit_s = folder.root / "trainer.log", settings.trainer.idle_s
+            joined = stack.enter_context(writing.joined(rank))
+            return JointTrainer(*joined, lambda: trainer_spec.sift_if_suspect(log, limit_s))
         case _:
             return writing.alone(rank)
 

@@ -247,6 +247,9 @@ def _message(kind: str, content: dict[str, Json]) -> str | None:
             return f"{content['reason']}"
         case "logger_failed":
             return f"logger {content['logger']}: {content['reason']}; the run goes on"
+        case "episode_set_aside" | "worker_suspected":
+            what = "1 episode breaks" if kind == "episode_set_aside" else f"{content['episodes']} episodes break"
+            return f"{worker}: {what} the update, which is made without: {content['reason']}"
         case "relay_failed":
             return f"{worker} gets its policy from the host, not from {content['source']}: {content['reason']}"
         case "roster_refused" | "policy_lost" | "disk_full":

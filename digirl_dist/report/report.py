@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections import Counter
 from dataclasses import asdict, replace
 
 from digirl_dist.collection import CollectionResult
@@ -89,8 +90,13 @@ class Report:
             "iteration_s": round(time.monotonic() - max(result.started_at, self._told_at), 4),
         }
         figures = together(own, update.figures)
-        for refused in update.refused:
-            self._events.emit("episode_set_aside", **asdict(refused))
+        for worker, episodes in Counter(one.worker for one in update.refused).items():
+            first = next(one for one in update.refused if one.worker == worker)
+            if episodes == 1:
+                self._events.emit("episode_set_aside", **asdict(first))
+            else:
+                own = {"worker": worker, "iteration": update.checkpoint.iteration - 1, "reason": first.reason}
+                self._events.emit("worker_suspected", episodes=episodes, **own)
         self._before, self._measured_s, self._evaluated = update, 0.0, []
         self._told_at = time.monotonic()
         self._look_at_starts(result)

@@ -23,7 +23,8 @@ class OptimizerSettings:
     epochs: Few = 5
     """Passes over the rows in each iteration, within ``max_examples``."""
     max_examples: Count = 2000
-    """Most rows of an iteration, over all passes, so that it takes bounded time."""
+    """Most rows of an iteration, over all passes, so that it takes bounded time. Fresh steps of grpo and ppo are
+    learned from in any case; the limit leaves out steps that are imitated."""
     clip_norm: Positive = 1.0
     """Gradients are clipped to this norm."""
     ramp_steps: CountOrNone = 0
@@ -31,7 +32,8 @@ class OptimizerSettings:
     adam_eps: Positive = 1e-8
     """Added to the denominator of Adam's steps."""
     max_loss: Positive = 1e4
-    """A loss beyond this counts as exploded and stops the run."""
+    """A step whose loss is beyond this is skipped, as one whose loss or gradient is not finite. If more than half of an
+    update's steps are, the update fails."""
 
 
 @dataclass

@@ -193,15 +193,15 @@ class Store:
         self._recent, self._replayed = kept, kept.keys()
         return newest[-capacity:]
 
-    def refuse(self, episode: Trajectory, reason: str) -> RefusedEpisode:
-        """Moves an episode that ``read`` returned out of its iteration's file. Idempotent."""
-        refused = self.refused.add(episode, reason)
-        for iteration, episodes in self._recent.items():
-            if any(one is episode for one in episodes):
-                path, kept = self._file(Round(iteration)), [one for one in episodes if one is not episode]
-                self._write_policy.wait_for(str(path), lambda: parquet.write(path, kept))  # noqa: B023 - at once
+    def refuse(self, episodes: Sequence[Trajectory], reason: str) -> tuple[RefusedEpisode, ...]:
+        """Moves episodes that ``read`` returned out of their iterations' files. Idempotent."""
+        refused = tuple(self.refused.add(episode, reason) for episode in episodes)
+        gone = set(map(id, episodes))
+        for iteration, before in self._recent.items():
+            path, kept = self._file(Round(iteration)), [one for one in before if id(one) not in gone]
+            if len(kept) < len(before):
+                self._write_policy.wait_for(str(path), partial(parquet.write, path, kept))
                 self._recent[iteration] = kept
-                break
         return refused
 
     def _known(self, wanted: Round) -> dict[Key, Trajectory]:

@@ -10,10 +10,11 @@ import torch
 
 from digirl_dist.agent import AgentFactory, contract
 from digirl_dist.algorithm import AlgorithmFactory
-from digirl_dist.algorithm.contract import figures_of, state_of
+from digirl_dist.algorithm.contract import expect, figures_of, state_of
 from digirl_dist.errors import CheckpointError, TrainingError, TrajectoryError
 from digirl_dist.parallel.compute_device import device_failed
 from digirl_dist.parallel.peers import ALONE, Peers
+from digirl_dist.plain_text import in_short
 from digirl_dist.storage.checkpoint import Checkpoint, Checkpoints, State, loading
 from digirl_dist.storage.refused_episodes import RefusedEpisode
 from digirl_dist.storage.trajectory_store import Store
@@ -27,6 +28,7 @@ from digirl_dist.trajectory import Trajectory
 from digirl_dist.user_code.blame import blaming
 from digirl_dist.user_code.state import load_state
 
+_LONGEST_REASON = 500
 _NOT_OF_EPISODES = (MemoryError, torch.OutOfMemoryError, CheckpointError, OSError)
 """Errors of an update that no episode is suspected of."""
 
@@ -102,6 +104,7 @@ class InProcessTrainer:
         collected = self._replay(iteration, store, len(fresh))
         fresh = fresh[-self._replay_size :]
         self._refused = ()
+        expect(self._algorithm, store, iteration)
         try:
             with blaming(f"{type(self._algorithm).__name__}.update", TrainingError), naming_too_little_memory():
                 figures = figures_of(self._algorithm, self._fit_or_sift(checkpoint, store, fresh, collected))
@@ -123,7 +126,7 @@ class InProcessTrainer:
     def _fit_or_sift(
         self, checkpoint: Checkpoint, store: Store, fresh: Sequence[Trajectory], collected: Sequence[Trajectory]
     ) -> Any:
-        """Makes the update, if need be without the episodes that break it. Raises its error if none does."""
+        """Makes the update, if need be without what breaks it (see ``sifting``). Raises its error if that is all."""
         try:
             return self._fit(checkpoint.iteration, fresh, collected)
         except _NOT_OF_EPISODES:
@@ -134,7 +137,7 @@ class InProcessTrainer:
             error = raised
         returned: Any = None
 
-        def attempt(episodes: Sequence[Trajectory]) -> Exception | None:
+        def attempt(episodes: Sequence[Trajectory]) -> bool:
             nonlocal returned
             chosen = set(map(id, episodes))
             self._load(checkpoint)
@@ -142,12 +145,14 @@ class InProcessTrainer:
                 returned = self._fit(checkpoint.iteration, [one for one in fresh if id(one) in chosen], episodes)
             except _NOT_OF_EPISODES:
                 raise
-            except Exception as raised:
-                return raised
-            return None
+            except Exception:
+                return False
+            return True
 
-        broken = sift(collected, attempt, error)
-        self._refused = tuple(store.refuse(one, f"{type(raised).__name__}: {raised}") for one, raised in broken)
+        known = {one.worker for one in store.refused.all()}
+        if not (broken := sift(collected, attempt, lambda one: one.worker, known)):
+            raise error
+        self._refused = store.refuse(broken, f"{type(error).__name__}: {in_short(error, _LONGEST_REASON)}")
         return returned
 
     def save(self, iteration: int, figures: dict[str, float]) -> Checkpoint:

@@ -8,9 +8,11 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from contextlib import suppress
 
 from digirl_dist.parallel.group import Group
 from digirl_dist.storage.checkpoint import Checkpoint
+from digirl_dist.storage.refused_episodes import RefusedEpisode
 from digirl_dist.storage.trajectory_store import Store
 from digirl_dist.trainer import Update
 from digirl_dist.trainer.inprocess import InProcessTrainer
@@ -19,17 +21,22 @@ from digirl_dist.trainer.replicas import check_replicas
 _STOP = "stop"
 
 TrainerFactory = Callable[[Group], InProcessTrainer]
+Sift = Callable[[], tuple[RefusedEpisode, ...]]
+"""Sets aside what broke the newest checkpoint's update, if it was broken, and returns it."""
 
 
 class JointTrainer:
-    """Trains on rank 0: every rank makes each update, and rank 0 saves it."""
+    """Trains on rank 0: every rank makes each update, and rank 0 saves it. The others wait while it sifts."""
 
-    def __init__(self, trainer: TrainerFactory, group: Group) -> None:
+    def __init__(self, trainer: TrainerFactory, group: Group, sift: Sift = tuple) -> None:
         self._trainer = trainer(group)
         self._group = group
+        self._sift = sift
+        self._refused: tuple[RefusedEpisode, ...] = ()
         self._stopped = False
 
     def resume(self) -> Checkpoint:
+        self._refused = self._sift()
         return self._trainer.resume()
 
     def update(self, checkpoint: Checkpoint, store: Store) -> Update:
@@ -38,7 +45,10 @@ class JointTrainer:
         self._trainer.follow(checkpoint.iteration)
         figures = _learn(self._trainer, self._group, checkpoint, store)
         learned_at = time.monotonic()
-        return Update(self._trainer.save(checkpoint.iteration + 1, figures), figures, started_at, learned_at)
+        refused, self._refused = self._refused, ()
+        figures["episodes_refused"] = float(len(refused))
+        saved = self._trainer.save(checkpoint.iteration + 1, figures)
+        return Update(saved, figures, started_at, learned_at, refused)
 
     def close(self) -> None:
         """Releases the other ranks. Idempotent."""
@@ -59,8 +69,16 @@ def follow(trainer: TrainerFactory, group: Group, store: Store, idle_s: float) -
 
 
 def _learn(trainer: InProcessTrainer, group: Group, checkpoint: Checkpoint, store: Store) -> dict[str, float]:
-    """Makes this rank's part of an update, then checks that all replicas of the weights are equal."""
-    figures = trainer.learn(checkpoint, store)
-    if trainer.replicas:
-        check_replicas(group, trainer.weights())
+    """Makes this rank's part of an update, then checks that all replicas of the weights are equal.
+
+    One that fails is remembered in the run folder, so that the next start of the run begins by sifting.
+    """
+    try:
+        figures = trainer.learn(checkpoint, store)
+        if trainer.replicas:
+            check_replicas(group, trainer.weights())
+    except Exception:
+        with suppress(OSError):  # several ranks write it, and the error is worth more
+            store.refused.suspect(checkpoint.iteration)
+        raise
     return figures

@@ -5,17 +5,20 @@ from __future__ import annotations
 import json
 import os
 import socket
+import subprocess
 import sys
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from functools import partial
 from multiprocessing.connection import Connection
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 from digirl_dist.agent import AgentFactory
 from digirl_dist.agent.placement import Placed
 from digirl_dist.algorithm import AlgorithmFactory
+from digirl_dist.child_process import environment
 from digirl_dist.errors import DigirlDistError, SettingsError
 from digirl_dist.exit_status import end_without_a_search_for_garbage
 from digirl_dist.parallel.agreement import agree
@@ -26,11 +29,12 @@ from digirl_dist.parallel.peers import ALONE, Peers, SharedRows
 from digirl_dist.parallel.rank import Rank, own_rank
 from digirl_dist.storage.checkpoint import Checkpoints
 from digirl_dist.storage.datasets import read_datasets
+from digirl_dist.storage.refused_episodes import RefusedEpisode
 from digirl_dist.storage.trajectory_store import Store
 from digirl_dist.trainer.inprocess import InProcessTrainer
 from digirl_dist.trainer.joint import JointTrainer, TrainerFactory, follow
 from digirl_dist.types import Json
-from digirl_dist.user_code.packing import unpack_file
+from digirl_dist.user_code.packing import pack, unpack_file
 
 
 @dataclass(frozen=True)
@@ -73,6 +77,29 @@ class TrainerSpec:
     def alone(self, rank: Rank | None) -> InProcessTrainer:
         """Returns the trainer of a process without peers."""
         return self._trainer(Placed(self.agent, self.device_of(rank)), ALONE)
+
+    def sift_if_suspect(self, log: Path, limit_s: float) -> tuple[RefusedEpisode, ...]:
+        """Where the newest checkpoint's update ended ranks, makes it in one process, which finds what breaks it.
+
+        Whatever else that process meets, the ranks will meet and tell. Returns the episodes that it set aside.
+        """
+        newest, refused = self.checkpoints.newest(), Store(self.trajectories).refused
+        if newest is None or not refused.is_suspect(newest.iteration):
+            return ()
+        before = refused.all()
+        with TemporaryDirectory(prefix="digirl-dist-sifting-") as name, log.open("ab") as out:
+            RankFolder(Path(name)).trainer_spec.write_bytes(pack(self))
+            with suppress(subprocess.TimeoutExpired):
+                subprocess.run(
+                    [sys.executable, "-m", "digirl_dist.trainer.sifting", name],
+                    stdin=subprocess.DEVNULL,
+                    stdout=out,
+                    stderr=out,
+                    timeout=limit_s,
+                    env=environment(),
+                )
+        refused.clear()
+        return tuple(one for one in refused.all() if one not in before)
 
     def _member(self, device: str, group: Group) -> InProcessTrainer:
         if self.shard is None:

@@ -7,7 +7,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack
 from multiprocessing.connection import Connection
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -42,14 +42,13 @@ class TorchrunTrainer:
         self._log = log
         self._log_began = log.stat().st_size if log.exists() else 0
         self._stack = ExitStack()
-        self._refused: tuple[RefusedEpisode, ...] = ()
         self._folder = folder = RankFolder(
             Path(self._stack.enter_context(TemporaryDirectory(prefix="digirl-dist-group-")))
         )
         folder.trainer_spec.write_bytes(pack(trainer_spec))
         self._listener = self._stack.enter_context(folder.listen())
         self._rank_0: Connection | None = None
-        self._sift_if_suspect()
+        self._refused = self._sifted()
         self._process = self._start(folder)
 
     def resume(self) -> Checkpoint:
@@ -59,13 +58,19 @@ class TorchrunTrainer:
     def update(self, checkpoint: Checkpoint, store: Store) -> Update:
         """Raises TrainingError if a rank fails or the update takes longer than ``update_s``.
 
-        Ranks that broke off cannot look for the episode that broke them; the next start does.
+        Ranks that broke off cannot look for what broke them. A process alone does, and new ranks make the update
+        without it; so does the next start, should this process end before.
         """
         try:
             answer = self._ask(checkpoint.iteration, self._settings.update_s)
         except TrainingError:
             store.refused.suspect(checkpoint.iteration)
-            raise
+            self._end_ranks()
+            if not (found := self._sifted()):
+                raise
+            self._refused += found
+            self._process = self._start(self._folder)
+            answer = self._ask(checkpoint.iteration, self._settings.update_s)
         refused, self._refused = self._refused, ()
         saved = self._trainer_spec.checkpoints.open(answer["iteration"])
         figures = {**answer["figures"], "episodes_refused": float(len(refused))}
@@ -73,8 +78,13 @@ class TorchrunTrainer:
         return Update(saved, figures, answer["started_at"], answer["learned_at"], refused)
 
     def close(self) -> None:
+        self._end_ranks()
+        self._stack.close()
+
+    def _end_ranks(self) -> None:
         if self._rank_0 is not None:
             self._rank_0.close()  # tells rank 0 to end
+            self._rank_0 = None
         else:
             self._process.terminate()
         try:
@@ -82,25 +92,9 @@ class TorchrunTrainer:
         except subprocess.TimeoutExpired:
             self._process.terminate()  # the launcher ends its ranks before itself
             self._process.wait()
-        self._stack.close()
 
-    def _sift_if_suspect(self) -> None:
-        """Where the newest checkpoint's update ended a run, tries it in one process, which finds a broken episode.
-
-        Whatever else that process meets, the ranks will meet and tell.
-        """
-        newest, store = self._trainer_spec.checkpoints.newest(), Store(self._trainer_spec.trajectories)
-        if newest is None or not store.refused.is_suspect(newest.iteration):
-            return
-        before = store.refused.all()
-        command = [sys.executable, "-m", "digirl_dist.trainer.sifting", str(self._folder.root)]
-        with atomic_files.opened_to_append(self._log) as log, suppress(subprocess.TimeoutExpired):
-            limit_s = self._settings.start_s + self._settings.update_s
-            subprocess.run(
-                command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, timeout=limit_s, env=environment()
-            )
-        store.refused.clear()
-        self._refused = tuple(one for one in store.refused.all() if one not in before)
+    def _sifted(self) -> tuple[RefusedEpisode, ...]:
+        return self._trainer_spec.sift_if_suspect(self._log, self._settings.start_s + self._settings.update_s)
 
     def _start(self, folder: RankFolder) -> subprocess.Popen[bytes]:
         # Not torchrun itself, which opens ports on all addresses and unpickles what anybody sends there.

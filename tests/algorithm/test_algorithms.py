@@ -19,7 +19,7 @@ from digirl_dist.algorithm.digirl import DigiRL
 from digirl_dist.algorithm.filtered_bc import FilteredBC
 from digirl_dist.algorithm.grpo import Grpo
 from digirl_dist.algorithm.imitation import fatal, imitation_loss, unsolved_steps
-from digirl_dist.algorithm.optimizer import batches, sane
+from digirl_dist.algorithm.optimizer import batches, fault_of
 from digirl_dist.algorithm.plugins.grpo import GrpoActorSettings
 from digirl_dist.algorithm.selection import best, on_the_way, task_weights, unsolved
 from digirl_dist.emulator import DiscreteActions, EmulatorSpec
@@ -205,8 +205,15 @@ def test_an_action_to_avoid_costs_what_its_likelihood_leaves_and_shares_in_the_w
     log_probs, weight = np.log([0.5, 0.75, 0.2]), np.array([1.0, -2.0, 1.0])
     found = float(imitation_loss(torch.tensor(log_probs), torch.tensor(weight)))
     assert found == pytest.approx(-(np.log(0.5) + 2 * np.log(0.25) + np.log(0.2)) / 4, abs=1e-6)
-    certain = imitation_loss(torch.zeros(1, requires_grad=True), torch.tensor([-1.0]))
-    assert torch.isfinite(certain)
+
+
+@pytest.mark.parametrize("certainty", [0.9, 0.99995, 0.999999, 1.0])
+def test_an_action_to_avoid_is_unlearned_however_sure_the_policy_is_of_it(certainty: float) -> None:
+    log_prob = torch.tensor([math.log(certainty)], dtype=torch.float64, requires_grad=True)
+    loss = imitation_loss(log_prob, torch.tensor([-1.0]))
+    loss.backward()
+    assert torch.isfinite(loss) and log_prob.grad is not None
+    assert log_prob.grad.item() == pytest.approx(1 / max(1 / certainty - 1, 1e-6), rel=1e-3)
 
 
 def test_what_ended_a_failure_is_avoided_but_not_what_a_limit_cut_off() -> None:
@@ -335,14 +342,19 @@ def test_a_task_solved_four_times_as_often_weighs_twice_as_much_in_all() -> None
 def test_batches_go_through_all_rows_before_any_comes_again() -> None:
     found = batches(10, OptimizerSettings(batch_size=4, epochs=3, max_examples=25), torch.Generator().manual_seed(0))
     order = [index for batch in found for index in batch]
-    assert [len(batch) for batch in found] == [4, 4, 4, 4, 4, 4, 1]
+    assert [len(batch) for batch in found] == [4, 4, 4, 4, 3, 3, 3]  # none of a single row, which moves Adam as far
     assert sorted(order[:10]) == sorted(order[10:20]) == list(range(10))
     assert order[:10] != order[10:20]
 
 
+@pytest.mark.parametrize(("limit", "others"), [(3, 0), (12, 5), (40, 16)])
+def test_a_limit_of_examples_never_leaves_out_what_is_fresh(limit: int, others: int) -> None:
+    settings = OptimizerSettings(batch_size=4, epochs=2, max_examples=limit)
+    found = [index for batch in batches(15, settings, torch.Generator().manual_seed(0), fresh=7) for index in batch]
+    assert len([index for index in found if index >= 7]) == others and set(range(7)) <= set(found)
+
+
 def test_numbers_that_are_none_are_named() -> None:
-    assert sane(1.5, 2.0, "x") == 1.5
-    with pytest.raises(TrainingError, match="the loss became inf"):
-        sane(math.inf, 2.0, "the loss")
-    with pytest.raises(TrainingError, match=r"the loss became 2e\+05, beyond max_loss=1e\+04"):
-        sane(2e5, 1e4, "the loss")
+    assert fault_of([1.5], 1e9, 2.0, "x") == ""
+    assert fault_of([1.0, math.inf], 1.0, 2.0, "the loss").startswith("the loss became inf; ")
+    assert fault_of([2e5], 1.0, 1e4, "the loss").startswith("the loss became 2e+05, beyond max_loss=1e+04; ")

@@ -158,10 +158,15 @@ def test_frames_are_stacked_oldest_first_and_the_first_repeats() -> None:
     assert torch.equal(stack(features, 1), features)
 
 
+def test_a_score_that_is_no_number_hides_no_other() -> None:
+    assert top_quantile(np.array([1.0, np.nan, 2.0, np.inf]), 0.5) == [2]
+    assert top_quantile(np.array([np.nan]), 1.0) == []
+
+
 def test_of_two_critics_the_lesser_counts_and_both_learn() -> None:
     value = SuccessValue(3, ValueSettings(), seed=0, critics=2)
     features = torch.randn(6, 3, generator=torch.Generator().manual_seed(0))
-    loss = value.fit(features, [True, False] * 3)
+    loss = value.fit(features, [True, False] * 3).loss
     of_each = [critic(features).softmax(dim=1)[:, 1] for critic in value._critics]
     assert 0.6 < loss < 0.75 and not torch.equal(*of_each)
     assert torch.equal(value(features), torch.minimum(*of_each))

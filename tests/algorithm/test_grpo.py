@@ -16,7 +16,15 @@ from hypothesis.extra import numpy as arrays
 from user_classes import Coin, Counter
 
 from digirl_dist.algorithm.advantages import ROUNDING, group_advantages
-from digirl_dist.algorithm.grpo import Batch, Grpo, clipped_loss, expected_returns, importance, surpluses
+from digirl_dist.algorithm.grpo import (
+    Batch,
+    Grpo,
+    clipped_loss,
+    completed_groups,
+    expected_returns,
+    importance,
+    surpluses,
+)
 from digirl_dist.algorithm.imitation import Example
 from digirl_dist.algorithm.ppo import PPO
 from digirl_dist.settings import GrpoActorSettings, GrpoSettings, PpoSettings
@@ -38,8 +46,14 @@ def test_the_group_advantage_is_the_return_against_mean_and_deviation(returns: n
     if max(returns) - min(returns) <= ROUNDING * max(map(abs, returns)):
         expected = [0.0] * len(returns)
     else:
-        expected = [(each - mean) / deviation for each in returns]
+        size = math.sqrt(sum(each**2 for each in returns) / len(returns))
+        expected = [(each - mean) / (deviation + 1e-4 * size) for each in returns]
     assert np.allclose(group_advantages(returns), expected, atol=1e-6)
+
+
+def test_differences_that_are_tiny_beside_the_returns_are_no_advantage() -> None:
+    assert np.abs(group_advantages(np.array([10.0, 10.0, 10.0, 10.00001]))).max() < 0.1
+    assert group_advantages(np.array([0.0, 0.0, 0.0, 1.0])).max() == pytest.approx(3**0.5, rel=1e-3)
 
 
 @given(vectors(LOG_PROB), vectors(LOG_PROB), vectors(st.floats(-2, 2, width=32)), vectors(UNIT), UNIT, st.floats(0, 2))
@@ -50,7 +64,8 @@ def test_the_clipped_loss_is_that_of_its_formula(
     for new_one, old_one, advantage, weight in zip(new, old, advantages, weights, strict=True):
         ratio = math.exp(new_one - old_one)
         clipped = min(max(ratio, 1 - low), 1 + high)
-        terms.append(weight * min(ratio * advantage, clipped * advantage))
+        gain = min(ratio * advantage, clipped * advantage)
+        terms.append(weight * (max(gain, max(3.0, 1 + high) * advantage) if advantage < 0 else gain))
     batch = Batch(*map(torch.tensor, (old, advantages, weights)), torch.zeros(len(old), dtype=torch.bool))
     found = float(clipped_loss(torch.tensor(new), batch, low, high))
     assert found == pytest.approx(-sum(terms) / len(terms), rel=1e-6, abs=1e-6)
@@ -150,7 +165,7 @@ def test_the_loss_of_all_rows_is_the_mean_over_episodes_of_the_mean_over_their_s
         episode(Ticket(4, 2, Task("t"), 9, 4), [1, 1], log_prob=math.log(0.48)),
     ]
     returns = np.array([1.0, 0.0, 1.0])
-    advantages = (returns - returns.mean()) / returns.std()
+    advantages = (returns - returns.mean()) / (returns.std() + 1e-4 * np.sqrt(np.square(returns).mean()))
     of_episodes = []
     for trajectory, advantage in zip(fresh, advantages, strict=True):
         corrections = [min(0.5 / math.exp(step.log_prob), 2.0) for step in trajectory.steps]
@@ -183,6 +198,33 @@ def test_a_group_that_an_iteration_closed_without_is_learned_from_once_it_is_who
     figures = grpo.update([*others, alone], [*first, *others, alone])
     assert figures["kept_trajectories"] == 4 and figures["left_waiting"] == 1 and figures["policy_lag"] == 0.5
     assert grpo.update([alone], [*first, *others, alone])["kept_trajectories"] == 0, "none is used twice"
+
+
+def test_a_group_counts_with_the_members_it_has_once_none_of_its_tickets_is_open() -> None:
+    members, offline = group([1, 0, 0]), replace(group([1])[0], episode_id="of another run")
+    last = Ticket(4, 3, Task("t"), 9, 4)
+    for before, after, kept in (([], [last], 0), ([last], [last], 0), ([], [], 3), ([last], [], 3)):
+        _, grpo = made()
+        grpo.expect(before, after)
+        assert learn(grpo, members)["kept_trajectories"] == kept
+    fresh = [episode(Ticket(5, 0, Task("u"), 1, 5), [1])]
+    for before, kept in (([last], 3), ([], 0)):
+        _, grpo = made()
+        grpo.expect(before, [])
+        figures = grpo.update(fresh, [offline, *members, *fresh])
+        assert figures["kept_trajectories"] == kept, "also where its last ticket brings nothing, and only once"
+    whole = group([1, 0, 0, 0])
+    assert completed_groups(whole, [offline, *whole], 4) == [whole]
+
+
+def test_figures_count_what_was_learned_from_and_nothing_fresh_is_left_out() -> None:
+    actor = GrpoActorSettings(learning_rate=0.01, epochs=1, max_examples=6)
+    coin, fresh = Coin(Counter.spec), group([1, 0, 1, 0])
+    grpo = Grpo(coin, GrpoSettings(group_size=4, actor=actor), seed=0)
+    earlier = [episode(Ticket(1, index, Task(f"{index}"), index, 1), [0] * 4 + [1]) for index in range(9)]
+    figures = grpo.update(fresh, [*earlier, *fresh])
+    assert figures["kept_steps"] == 4 and figures["left_undrawn"] == figures["skipped_steps"] == 0
+    assert figures["imitated_steps"] + figures["unsolved_steps"] == 2
 
 
 @given(vectors(LOG_PROB), vectors(UNIT), st.lists(st.booleans(), min_size=7, max_size=7))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 import pytest
 import torch
@@ -101,6 +103,28 @@ def test_a_gradient_that_is_no_number_stops_before_it_moves_anything() -> None:
     with pytest.raises(TrainingError, match="the gradient of the loss became"):
         optimizer.fit(4, lambda batch: weight.abs().sqrt().sum())
     assert weight.item() == 0.0
+
+
+def test_a_step_that_is_no_number_is_skipped_and_counted_until_it_is_one_of_most() -> None:
+    def skipped(broken: int, accumulate: int) -> tuple[int, int]:
+        weight = parameter()
+        settings = OptimizerSettings(batch_size=2, epochs=2, accumulate=accumulate)
+        optimizer = MinibatchOptimizer([weight], settings, 0, "the loss")
+        steps = 0
+
+        def loss_of(batch: list[int]) -> torch.Tensor:
+            nonlocal steps
+            steps += 1
+            factor = [math.nan, math.inf, 1e300][steps % 3] if steps <= broken else 1.0
+            return (ROWS[batch] @ weight).mean() * factor
+
+        fit = optimizer.fit(12, loss_of)
+        assert torch.isfinite(weight).all() and math.isfinite(fit.loss) and fit.learned == set(range(12))
+        return fit.skipped, optimizer.state_dict()["steps"]
+
+    assert skipped(6, 1) == (6, 6) and skipped(5, 2) == (3, 3)
+    with pytest.raises(TrainingError, match=r"in 7 of 12 steps the loss became"):
+        skipped(7, 1)
 
 
 @pytest.mark.parametrize("smaller_steps", [{"learning_rate": 1e-9}, {"adam_eps": 1e6}])

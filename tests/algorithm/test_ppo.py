@@ -7,7 +7,8 @@ import pytest
 import torch
 
 from digirl_dist.agent.generic import GenericPolicy
-from digirl_dist.algorithm.ppo import PPO, clipped_objective, generalized_advantages, normalised
+from digirl_dist.algorithm.advantages import MOST_LOG_RATIO, clipped_gains, ratios_of
+from digirl_dist.algorithm.ppo import PPO, generalized_advantages, normalised
 from digirl_dist.emulator import DiscreteActions, EmulatorSpec
 from digirl_dist.parallel.peers import ALONE
 from digirl_dist.settings import GenericAgentSettings, PpoSettings
@@ -16,12 +17,23 @@ from digirl_dist.trajectory import Observation, Step, Trajectory
 
 
 def test_the_objective_gains_nothing_beyond_the_clip() -> None:
-    ratios = torch.tensor([1.0, 1.5, 1.5, 0.5, 0.5], requires_grad=True)
-    advantages = torch.tensor([2.0, 1.0, -1.0, 1.0, -1.0])
-    objective = clipped_objective(ratios, advantages, 0.2)
-    assert objective.tolist() == pytest.approx([2.0, 1.2, -1.5, 0.5, -0.8])
+    ratios = torch.tensor([1.0, 1.5, 1.5, 0.5, 0.5, 4.0], requires_grad=True)
+    advantages = torch.tensor([2.0, 1.0, -1.0, 1.0, -1.0, -1.0])
+    objective = clipped_gains(ratios, advantages, 0.2, 0.2)
+    assert objective.tolist() == pytest.approx([2.0, 1.2, -1.5, 0.5, -0.8, -3.0])
     objective.sum().backward()
-    assert ratios.grad is not None and ratios.grad.tolist() == [2.0, 0.0, -1.0, 1.0, 0.0]
+    assert ratios.grad is not None and ratios.grad.tolist() == [2.0, 0.0, -1.0, 1.0, 0.0, 0.0]
+
+
+@pytest.mark.parametrize("acted", [-10.0, -3.4e38, 3.4e38])
+@pytest.mark.parametrize("high", [0.2, 5.0])
+def test_the_objective_is_bounded_on_both_sides(acted: float, high: float) -> None:
+    now = torch.tensor([-0.1, -0.1], requires_grad=True)
+    ratios = ratios_of(now, torch.tensor([acted, acted]))
+    gains = clipped_gains(ratios, torch.tensor([1.0, -1.0]), 0.2, high)
+    gains.sum().backward()
+    assert ratios.max() <= np.exp(MOST_LOG_RATIO) * 1.001 and gains.abs().max() <= max(3.0, 1 + high)
+    assert now.grad is not None and torch.isfinite(now.grad).all()
 
 
 def test_generalised_advantages_lie_between_one_step_and_the_whole_return() -> None:
@@ -35,7 +47,9 @@ def test_generalised_advantages_lie_between_one_step_and_the_whole_return() -> N
 def test_advantages_are_normalised() -> None:
     values = normalised(torch.tensor([1.0, 2.0, 6.0], dtype=torch.float64), ALONE)
     assert float(values.mean()) == pytest.approx(0, abs=1e-9)
-    assert float(values.square().mean()) == pytest.approx(1)
+    assert float(values.square().mean()) == pytest.approx(1, abs=1e-3)
+    alike = normalised(torch.tensor([10.0, 10.0, 10.0, 10.00001], dtype=torch.float64), ALONE)
+    assert float(alike.abs().max()) < 0.1, "noise is no advantage"
 
 
 def policy() -> GenericPolicy:

@@ -36,11 +36,11 @@ WAYS = {
 """What two ranks learn, and who learns the same alone."""
 
 SHARDED = {
-    "sharded": "alone, 5 of 16",
+    "sharded": "alone, 2 of 3",
     "sharded, frozen": "alone, frozen",
     "sharded, ppo": "alone, ppo",
     "sharded, grpo that imitates": "alone, grpo that imitates",
-    "sharded, in parts": "alone, 11 of 16",
+    "sharded, in parts": "alone, 7 of 14",
 }
 """The same for ranks with a part of the weights each; a minibatch may have fewer rows than there are ranks, one more on
 one of them, or rows to imitate on one alone."""

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 import torch
+from rank_launch import launch, ranks
 from run_files import events, metrics
 from user_classes import Coin, Counter
 
@@ -25,16 +26,18 @@ SMALL = ["parallel=single", "bsize=1", "rollout_size=12", "train_algorithm=filte
 
 
 class Poisoned(Counter):
-    """The first episode of all has a text that ``Squeamish`` cannot read."""
+    """The first ``most`` episodes of all have a text that ``Squeamish`` cannot read."""
 
-    def __init__(self, once: str) -> None:
+    def __init__(self, begun: str, most: int = 1) -> None:
         super().__init__()
-        self._once = Path(once)
+        self._begun = Path(begun)
+        self._most = most
         self._is_first = False
 
     def reset(self, task: Task, seed: int) -> Observation:
-        self._is_first = not self._once.exists()
-        self._once.touch()
+        with self._begun.open("a") as begun:
+            begun.write(".")
+            self._is_first = begun.tell() <= self._most
         return super().reset(task, seed)
 
     def step(self, action: Any) -> Transition:
@@ -63,7 +66,7 @@ class Dizzy(Counter):
 
 
 def words(folder: Path, *more: str) -> list[str]:
-    own = [f"emulator.kwargs.once={folder / 'once'}", "agent=custom", f"agent.entry_point={HERE}:Squeamish"]
+    own = [f"emulator.kwargs.begun={folder / 'begun'}", "agent=custom", f"agent.entry_point={HERE}:Squeamish"]
     custom = ["emulator=custom", f"emulator.entry_point={HERE}:Poisoned", *own]
     return [*SMALL, *custom, f"save_path={folder / 'run'}", *more]
 
@@ -83,12 +86,27 @@ def test_a_run_goes_on_without_the_episode_that_breaks_its_update(tmp_path: Path
     check(tmp_path / "run")
 
 
-def test_a_group_of_ranks_ends_and_the_same_command_goes_on(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    command = words(tmp_path, "trainer=torchrun", "trainer.nproc_per_node=2")
-    assert main(command) == 1
-    said = capsys.readouterr().err
-    assert re.search(r"\.update: .*no word for this \(at .*\.py:\d+ in \w+\)\. A run with this save_path", said)
-    assert main(command) == 0
+def test_a_worker_of_which_several_episodes_break_the_update_is_suspected(tmp_path: Path) -> None:
+    assert main(words(tmp_path, "emulator.kwargs.most=3")) == 0
+    (told,) = events(tmp_path / "run", "worker_suspected")
+    assert (told["worker"], told["episodes"], told["iteration"]) == ("local", 3, 0)
+    assert "no word for this" in told["reason"]
+    assert [line["episodes_refused"] for line in metrics(tmp_path / "run")] == [3, 0]
+
+
+def test_a_group_of_ranks_that_broke_off_starts_again_without_the_episode(tmp_path: Path) -> None:
+    assert main(words(tmp_path, "trainer=torchrun", "trainer.nproc_per_node=2")) == 0
+    check(tmp_path / "run")
+
+
+@pytest.mark.timeout(600)  # three launches
+def test_ranks_of_a_launch_end_and_the_same_command_begins_by_sifting(tmp_path: Path) -> None:
+    command = ranks(2, str(Path(__file__).resolve().parents[2] / "run.py"), *words(tmp_path))
+    ended = launch(command, limit_s=250)
+    assert ended.status != 0
+    assert re.search(r"\.update: .*no word for this \(at .*\.py:\d+ in \w+\)\. A run with this save_path", ended.out)
+    ended = launch(command, limit_s=300)
+    assert ended.status == 0, ended.out
     check(tmp_path / "run")
 
 

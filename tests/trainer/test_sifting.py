@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -25,43 +25,62 @@ from digirl_dist.trajectory import Observation, Trajectory
 from tests.trainer.test_inprocess import ALGORITHMS, Forgetful, episodes, flat, learn_until, run, trainer
 
 
-def breaks_on(*broken: int) -> Any:
-    attempts: list[int] = []
+class Updates:
+    """Attempts of updates from numbers, of which ``fails`` says whether these fail."""
 
-    def attempt(numbers: Sequence[int]) -> Exception | None:
-        attempts.append(len(numbers))
-        return ValueError(str(min(set(numbers) & set(broken)))) if set(numbers) & set(broken) else None
+    def __init__(self, fails: Callable[[set[int]], bool], workers: int = 1) -> None:
+        self._fails = fails
+        self._workers = workers
+        self.made: list[int] = []
+        self.last: list[int] = []
 
-    return attempt, attempts
+    def sifted(self, count: int = 64, known: Sequence[str] = ()) -> list[int]:
+        """Numbers are of the workers in turn."""
+        numbers = [int(str(number)) for number in range(1000, 1000 + count)]  # no two are one object
+        found = sift(numbers, self._attempt, lambda number: f"w{(number - 1000) % self._workers}", known)
+        assert not found or sorted([*found, *self.last]) == numbers, "the last attempt was the one without them"
+        return [number - 1000 for number in found]
 
-
-@pytest.mark.parametrize("broken", [(0,), (63,), (17,), (3, 40), (0, 1, 2, 3, 4, 5)])
-def test_exactly_the_broken_ones_are_found_in_few_attempts(broken: tuple[int, ...]) -> None:
-    attempt, attempts = breaks_on(*broken)
-    found = sift(range(64), attempt, ValueError("all"))
-    assert sorted(number for number, _ in found) == list(broken)
-    assert all(str(error) in {str(number) for number in broken} | {"all"} for _, error in found)
-    assert len(attempts) <= 8 * len(broken)
-
-
-def test_an_update_that_fails_on_any_data_keeps_its_error() -> None:
-    error = ValueError("a bug")
-    with pytest.raises(ValueError, match="a bug") as raised:
-        sift(range(64), lambda numbers: KeyError("anything"), error)
-    assert raised.value is error
+    def _attempt(self, numbers: Sequence[int]) -> bool:
+        self.made.append(len(numbers))
+        self.last = list(numbers)
+        return not self._fails({number - 1000 for number in numbers})
 
 
-def test_one_that_fails_on_much_data_is_given_up_soon() -> None:
-    """Diverging, or running out of something, is no single episode's fault."""
-    attempts: list[int] = []
+@pytest.mark.parametrize("workers", [1, 4])
+@pytest.mark.parametrize("broken", [{0}, {63}, {17}])
+def test_exactly_the_broken_one_is_found_in_few_attempts(broken: set[int], workers: int) -> None:
+    updates = Updates(lambda numbers: bool(numbers & broken), workers)
+    assert set(updates.sifted()) == broken and len(updates.made) <= 8 + 2 * 8
 
-    def attempt(numbers: Sequence[int]) -> Exception | None:
-        attempts.append(len(numbers))
-        return RuntimeError("diverged") if len(numbers) > 30 else None
 
-    with pytest.raises(TrainingError, match="all"):
-        sift(range(64), attempt, TrainingError("all"))
-    assert len(attempts) <= 9
+@pytest.mark.parametrize("broken", [{3, 40}, {0, 1, 2, 3, 4, 5}, set(range(20))])
+def test_no_number_of_broken_ones_is_too_many_while_they_are_a_minority(broken: set[int]) -> None:
+    updates = Updates(lambda numbers: bool(numbers & broken))
+    assert set(updates.sifted()) == broken
+
+
+@pytest.mark.parametrize(("workers", "liars"), [(4, {3}), (2, {1}), (6, {0, 4}), (64, {17}), (5, {2, 3})])
+def test_workers_are_suspected_before_episodes_whatever_their_share(workers: int, liars: set[int]) -> None:
+    updates = Updates(lambda numbers: any(number % workers in liars for number in numbers), workers)
+    assert set(updates.sifted(192)) == {number for number in range(192) if number % workers in liars}
+    assert len(updates.made) <= 8 + 2 * len(liars) * (workers.bit_length() + 2)
+    again = Updates(lambda numbers: any(number % workers in liars for number in numbers), workers)
+    assert len(again.sifted(192, [f"w{liar}" for liar in liars])) == len(updates.sifted(192))
+    assert len(again.made) <= 1 + 2 * len(liars) + 2, "whom an earlier update suspected is tried first"
+
+
+def test_a_worker_whose_episodes_break_an_update_only_beside_others_is_found() -> None:
+    """As in groups: alone, the liar's have nobody to be compared with."""
+    updates = Updates(lambda numbers: {number % 4 for number in numbers} > {1}, 4)
+    assert {number % 4 for number in updates.sifted()} == {1}
+
+
+@pytest.mark.parametrize("workers", [1, 2, 4, 64])
+@pytest.mark.parametrize("fails", [lambda numbers: True, bool, lambda numbers: len(numbers) > 5])
+def test_an_update_that_fails_on_any_data_is_given_up_soon(fails: Callable[[set[int]], bool], workers: int) -> None:
+    updates = Updates(fails, workers)
+    assert updates.sifted() == [] and sum(updates.made) <= 64 * 64 and len(updates.made) <= 128
 
 
 class Picky:
@@ -160,8 +179,8 @@ def test_a_run_that_was_killed_after_the_move_goes_on(tmp_path: Path) -> None:
     run(tmp_path, ALGORITHMS["filtered_bc"], 1)
     store = Store(tmp_path / "trajectories")
     store.append(CollectionResult(1, poisoned(1, 5)))
-    store.refuse(store.read(1)[5], "said before")
-    store.refuse(store.read(0)[3], "an older one, which the trainer has seen")
+    store.refuse([store.read(1)[5]], "said before")
+    store.refuse([store.read(0)[3]], "an older one, which the trainer has seen")
     update = trainer(tmp_path, Picky)  # type: ignore[arg-type]
     assert update.update(update.resume(), Store(tmp_path / "trajectories")).figures["episodes_refused"] == 0
 
@@ -179,5 +198,5 @@ def test_a_bug_ends_the_run_with_its_own_error_and_nothing_moves(tmp_path: Path)
 def test_an_iteration_whose_only_episode_moved_aside_is_still_closed(tmp_path: Path) -> None:
     store = Store(tmp_path)
     store.append(CollectionResult(0, episodes(0)[:1]))
-    store.refuse(store.read(0)[0], "it broke")
+    store.refuse([store.read(0)[0]], "it broke")
     assert Store(tmp_path).is_closed(Round(0)) and not Store(tmp_path).read(0)
