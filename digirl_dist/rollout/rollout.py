@@ -311,7 +311,6 @@ class Rollout:
         self._episodes.pop(slot.index)
         self._times[slot.index].settle()
         slot.succeeded()
-        self._failed.discard(ticket.key)
         self._happened.append(Finished(trajectory, episode.started_at, time.monotonic(), episode.spent))
 
     def _act(self) -> None:

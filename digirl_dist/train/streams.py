@@ -16,7 +16,7 @@ import numpy as np
 
 from digirl_dist.agent import Actor, contract
 from digirl_dist.emulator import Emulator
-from digirl_dist.emulator.episode_guard import MOST_STEPS
+from digirl_dist.emulator.episode_limits import MOST_STEPS
 from digirl_dist.emulator.starts import REMEDY, start_alike
 from digirl_dist.errors import AgentError, EmulatorError
 from digirl_dist.tasks import Share, Task, Ticket, emulator_seeds
