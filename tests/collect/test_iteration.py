@@ -6,7 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from digirl_dist.simulation.store import MemoryLedger
+from simulate.store import MemoryLedger
 
 from digirl_dist.collect.iteration import Closing, Iteration, Terms
 from digirl_dist.collect.iteration_stats import IterationStats
