@@ -20,7 +20,7 @@ from digirl_dist.algorithm.advantages import (
 from digirl_dist.algorithm.hindsight import NO_HINDSIGHT, Hindsight
 from digirl_dist.algorithm.imitation import Example, Imitation, learned_of, unsolved_steps, weights_in, with_held
 from digirl_dist.algorithm.optimizer import Fit
-from digirl_dist.algorithm.plugins.digirl import DigirlSettings
+from digirl_dist.algorithm.options import DigirlOptions
 from digirl_dist.algorithm.selection import held_out, leading_on, top_quantile
 from digirl_dist.algorithm.totals import nobody_has, totals
 from digirl_dist.algorithm.values import SuccessValue
@@ -128,7 +128,7 @@ def good_steps(rule: Rule, rewards: np.ndarray, values: np.ndarray) -> np.ndarra
     return rule.advantages(rewards, values) > rule.threshold(len(rewards))
 
 
-def rule_of(settings: DigirlSettings, horizon: int | None, own: OwnAdvantage | None = None) -> Rule:
+def rule_of(settings: DigirlOptions, horizon: int | None, own: OwnAdvantage | None = None) -> Rule:
     """The rule that the settings name, for episodes of at most ``horizon`` steps (None: not known)."""
     if own is not None:
         return OwnRule(own)
@@ -163,7 +163,7 @@ class DigiRL:
     def __init__(
         self,
         agent: Agent,
-        settings: DigirlSettings,
+        settings: DigirlOptions,
         seed: int,
         peers: Peers = ALONE,
         horizon: int | None = None,

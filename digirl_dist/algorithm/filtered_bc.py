@@ -22,7 +22,7 @@ from digirl_dist.algorithm.imitation import (
     with_held,
     worth_repeating,
 )
-from digirl_dist.algorithm.plugins.filtered_bc import FilteredBcSettings
+from digirl_dist.algorithm.options import FilteredBcOptions
 from digirl_dist.algorithm.selection import best, leading_on, task_weights
 from digirl_dist.algorithm.totals import nobody_has, totals
 from digirl_dist.parallel.peers import ALONE, Peers
@@ -37,7 +37,7 @@ class FilteredBC:
     def __init__(
         self,
         agent: Agent,
-        settings: FilteredBcSettings,
+        settings: FilteredBcOptions,
         seed: int,
         peers: Peers = ALONE,
         hindsight: Hindsight = NO_HINDSIGHT,

@@ -25,7 +25,7 @@ from digirl_dist.algorithm.imitation import (
     worth_repeating,
 )
 from digirl_dist.algorithm.optimizer import Fit, MinibatchOptimizer, OptimizerIsTheState
-from digirl_dist.algorithm.plugins.grpo import GrpoSettings
+from digirl_dist.algorithm.options import GrpoOptions
 from digirl_dist.algorithm.selection import task_weights
 from digirl_dist.algorithm.totals import totals
 from digirl_dist.parallel.peers import ALONE, Peers
@@ -85,7 +85,7 @@ class Grpo(OptimizerIsTheState):
     def __init__(
         self,
         agent: Agent,
-        settings: GrpoSettings,
+        settings: GrpoOptions,
         seed: int,
         peers: Peers = ALONE,
         hindsight: Hindsight = NO_HINDSIGHT,

@@ -15,7 +15,7 @@ from digirl_dist.agent import Agent, contract, critic
 from digirl_dist.algorithm import StepOutcome
 from digirl_dist.algorithm.advantages import clipped_gains, ratios_of, unit
 from digirl_dist.algorithm.optimizer import Fit, MinibatchOptimizer, OptimizerIsTheState
-from digirl_dist.algorithm.plugins.ppo import PpoSettings
+from digirl_dist.algorithm.options import PpoOptions
 from digirl_dist.parallel.peers import ALONE, Peers
 from digirl_dist.trajectory import Observation, Trajectory
 from digirl_dist.types import Json
@@ -53,14 +53,14 @@ class Learner(Protocol):
     def load_state_dict(self, state: Mapping[str, Any]) -> None: ...
 
 
-LearnerFactory = Callable[[Agent, nn.Module, PpoSettings, int, Peers], Learner]
+LearnerFactory = Callable[[Agent, nn.Module, PpoOptions, int, Peers], Learner]
 """From agent, value function, settings, seed and peers."""
 
 
 class TorchLearner(OptimizerIsTheState):
     """Learner by PyTorch's gradients."""
 
-    def __init__(self, agent: Agent, value: nn.Module, settings: PpoSettings, seed: int, peers: Peers) -> None:
+    def __init__(self, agent: Agent, value: nn.Module, settings: PpoOptions, seed: int, peers: Peers) -> None:
         self._agent = agent
         self._value = value
         self._settings = settings
@@ -91,7 +91,7 @@ class PPO:
     def __init__(
         self,
         agent: Agent,
-        settings: PpoSettings,
+        settings: PpoOptions,
         iterations: int,
         seed: int,
         peers: Peers = ALONE,

@@ -23,7 +23,7 @@ from digirl_dist.agent import Agent
 from digirl_dist.agent.generic_jax import Arrays, JaxGenericPolicy, linear
 from digirl_dist.algorithm.advantages import MOST_LOG_RATIO, most_ratio
 from digirl_dist.algorithm.optimizer import Adam, Fit, batches, fault_of, ramp, refuse_many, weight_shares
-from digirl_dist.algorithm.plugins.ppo import PpoSettings
+from digirl_dist.algorithm.options import PpoOptions
 from digirl_dist.algorithm.ppo import LOSS, Rows
 from digirl_dist.parallel.peers import Peers
 
@@ -34,7 +34,7 @@ _VALUE = "value."
 class JaxLearner:
     """Fulfils ``Learner``; each rank computes on one device. Its state is that of a learner in PyTorch."""
 
-    def __init__(self, agent: Agent, value: nn.Module, settings: PpoSettings, seed: int, peers: Peers) -> None:
+    def __init__(self, agent: Agent, value: nn.Module, settings: PpoOptions, seed: int, peers: Peers) -> None:
         """Raises SettingsError for another agent than the generic one."""
         self._policy = JaxGenericPolicy(agent)
         values = {_VALUE + name: parameter for name, parameter in value.named_parameters()}

@@ -16,8 +16,8 @@ from gymnasium.envs.registration import EnvSpec, load_env_creator
 
 from digirl_dist.emulator import DeviceActions, EmulatorFactory, EmulatorSpec
 from digirl_dist.emulator.gymnasium_actions import NativeActions
+from digirl_dist.emulator.gymnasium_options import GymnasiumOptions
 from digirl_dist.emulator.gymnasium_senses import Senses
-from digirl_dist.emulator.plugins.gymnasium import GymnasiumSettings
 from digirl_dist.emulator.touch_actions import DeviceAction
 from digirl_dist.errors import EmulatorError, SettingsError
 from digirl_dist.tasks import Task
@@ -143,7 +143,7 @@ class GymnasiumEmulator:
         return self._seen
 
 
-def gymnasium_factory(settings: GymnasiumSettings) -> EmulatorFactory:
+def gymnasium_factory(settings: GymnasiumOptions) -> EmulatorFactory:
     """What builds the emulator on a worker. Call this on the host, where the user's files are.
 
     The user's class is resolved here and travels inside the factory, so a worker needs neither the file nor the
@@ -154,7 +154,7 @@ def gymnasium_factory(settings: GymnasiumSettings) -> EmulatorFactory:
     return partial(GymnasiumEmulator, make, settings.success_reward or 0.0, tuple(settings.observe), touch)
 
 
-def environment_maker(settings: GymnasiumSettings) -> EnvMaker:
+def environment_maker(settings: GymnasiumOptions) -> EnvMaker:
     """What makes the environment itself, on any machine. Raises SettingsError for one that does not exist."""
     return partial(gymnasium.make, _env_spec(settings), disable_env_checker=True)
 
@@ -176,7 +176,7 @@ def gymnasium_spec(factory: EmulatorFactory, kwargs: Mapping[str, Any] | None = 
         ) from exc
 
 
-def gymnasium_tasks(settings: GymnasiumSettings) -> list[Task]:
+def gymnasium_tasks(settings: GymnasiumOptions) -> list[Task]:
     """The one task there is: the environment itself."""
     return [Task(id=str(settings.entry_point or settings.id))]
 
@@ -184,7 +184,7 @@ def gymnasium_tasks(settings: GymnasiumSettings) -> list[Task]:
 # --- finding the environment ---------------------------------------------------------------------------------------
 
 
-def _env_spec(settings: GymnasiumSettings) -> EnvSpec:
+def _env_spec(settings: GymnasiumOptions) -> EnvSpec:
     if settings.id is None and settings.entry_point is None:
         raise SettingsError(
             "a Gymnasium emulator needs emulator.id, as CartPole-v1, or emulator.entry_point, as my_file:MyEnv"

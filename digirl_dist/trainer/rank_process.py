@@ -27,6 +27,7 @@ from digirl_dist.parallel.failure import say, telling
 from digirl_dist.parallel.group import Group, GroupLimits, joined
 from digirl_dist.parallel.peers import ALONE, Peers, SharedRows
 from digirl_dist.parallel.rank import Rank, own_rank
+from digirl_dist.storage import atomic_files
 from digirl_dist.storage.checkpoint import Checkpoints
 from digirl_dist.storage.datasets import read_datasets
 from digirl_dist.storage.refused_episodes import RefusedEpisode
@@ -35,6 +36,8 @@ from digirl_dist.trainer.inprocess import InProcessTrainer
 from digirl_dist.trainer.joint import JointTrainer, TrainerFactory, follow
 from digirl_dist.types import Json
 from digirl_dist.user_code.packing import pack, unpack_file
+
+_SIFT = "--sift"
 
 
 @dataclass(frozen=True)
@@ -87,11 +90,11 @@ class TrainerSpec:
         if newest is None or not refused.is_suspect(newest.iteration):
             return ()
         before = refused.all()
-        with TemporaryDirectory(prefix="digirl-dist-sifting-") as name, log.open("ab") as out:
+        with TemporaryDirectory(prefix="digirl-dist-sifting-") as name, atomic_files.opened_to_append(log) as out:
             RankFolder(Path(name)).trainer_spec.write_bytes(pack(self))
             with suppress(subprocess.TimeoutExpired):
                 subprocess.run(
-                    [sys.executable, "-m", "digirl_dist.trainer.sifting", name],
+                    [sys.executable, "-m", "digirl_dist.trainer.rank_process", name, _SIFT],
                     stdin=subprocess.DEVNULL,
                     stdout=out,
                     stderr=out,
@@ -143,6 +146,13 @@ class RankFolder:
         with socket.socket(socket.AF_UNIX) as ours:
             ours.connect(self.address)
             return Connection(ours.detach())
+
+
+def sift_alone(folder: RankFolder) -> None:
+    """Makes the newest checkpoint's update, as a group of ranks would, in this process; sets aside what breaks it."""
+    trainer_spec: TrainerSpec = unpack_file(folder.trainer_spec)
+    trainer = trainer_spec.alone(None)
+    trainer.learn(trainer.resume(), Store(trainer_spec.trajectories))
 
 
 def main(folder: RankFolder) -> None:
@@ -197,6 +207,9 @@ def _answer(order: Json, trainer: JointTrainer, trainer_spec: TrainerSpec, store
 
 if __name__ == "__main__":
     end_without_a_search_for_garbage()
+    if sys.argv[2:] == [_SIFT]:
+        sift_alone(RankFolder(Path(sys.argv[1])))
+        sys.exit(0)
     try:
         main(RankFolder(Path(sys.argv[1])))
     except Exception:

@@ -1,4 +1,4 @@
-"""Finds the episodes that break an update: ``python -m digirl_dist.trainer.sifting FOLDER`` does so in a process alone.
+"""Finds the episodes that break an update.
 
 An episode may pass every check of its values and still break the algorithm or the agent that learns from it. Workers
 are suspected before episodes, as one that lies does so in many of them. Both are found by bisection: by what is left
@@ -9,7 +9,6 @@ any data keeps its own error.
 from __future__ import annotations
 
 import itertools
-import sys
 from collections import defaultdict
 from collections.abc import Callable, Collection, Sequence
 from typing import Generic, TypeVar
@@ -120,20 +119,3 @@ class _Search(Generic[T]):
 def _halves(units: list[list[T]]) -> tuple[list[list[T]], list[list[T]]]:
     middle = len(units) // 2
     return units[:middle], units[middle:]
-
-
-def main(folder: str) -> None:
-    """Sifts the newest checkpoint's update, as a group of ranks would make it, in this process alone."""
-    from pathlib import Path
-
-    from digirl_dist.storage.trajectory_store import Store
-    from digirl_dist.trainer.rank_process import RankFolder, TrainerSpec
-    from digirl_dist.user_code.packing import unpack_file
-
-    trainer_spec: TrainerSpec = unpack_file(RankFolder(Path(folder)).trainer_spec)
-    trainer = trainer_spec.alone(None)
-    trainer.learn(trainer.resume(), Store(trainer_spec.trajectories))
-
-
-if __name__ == "__main__":
-    main(sys.argv[1])

@@ -16,6 +16,7 @@ from digirl_dist.agent.vlm import VlmAgent
 from digirl_dist.algorithm.digirl import DigiRL
 from digirl_dist.algorithm.filtered_bc import FilteredBC
 from digirl_dist.algorithm.grpo import Grpo
+from digirl_dist.algorithm.options import GrpoActorSettings
 from digirl_dist.emulator import DeviceActions, EmulatorSpec
 from digirl_dist.emulator.touch_actions import SAID, TOKENS, DeviceAction
 from digirl_dist.errors import SettingsError, TrajectoryError
@@ -23,7 +24,6 @@ from digirl_dist.settings import (
     ActorSettings,
     DigirlSettings,
     FilteredBcSettings,
-    GrpoActorSettings,
     GrpoSettings,
     LoraSettings,
     VlmSettings,

@@ -20,7 +20,7 @@ from digirl_dist.algorithm.filtered_bc import FilteredBC
 from digirl_dist.algorithm.grpo import Grpo
 from digirl_dist.algorithm.imitation import fatal, imitation_loss, unsolved_steps
 from digirl_dist.algorithm.optimizer import batches, fault_of
-from digirl_dist.algorithm.plugins.grpo import GrpoActorSettings
+from digirl_dist.algorithm.options import GrpoActorSettings
 from digirl_dist.algorithm.selection import best, on_the_way, task_weights, unsolved
 from digirl_dist.emulator import DiscreteActions, EmulatorSpec
 from digirl_dist.errors import TrainingError

@@ -26,8 +26,9 @@ from digirl_dist.algorithm.grpo import (
     surpluses,
 )
 from digirl_dist.algorithm.imitation import Example
+from digirl_dist.algorithm.options import GrpoActorSettings
 from digirl_dist.algorithm.ppo import PPO
-from digirl_dist.settings import GrpoActorSettings, GrpoSettings, PpoSettings
+from digirl_dist.settings import GrpoSettings, PpoSettings
 from digirl_dist.tasks import Plan, Task, Ticket
 from digirl_dist.trajectory import Observation, Step, Trajectory, float32
 

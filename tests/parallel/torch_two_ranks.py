@@ -24,6 +24,7 @@ from digirl_dist.algorithm.digirl import DigiRL
 from digirl_dist.algorithm.filtered_bc import FilteredBC
 from digirl_dist.algorithm.grpo import Grpo
 from digirl_dist.algorithm.imitation import Example, Imitation
+from digirl_dist.algorithm.options import GrpoActorSettings
 from digirl_dist.algorithm.ppo import PPO
 from digirl_dist.emulator import DiscreteActions, EmulatorSpec
 from digirl_dist.errors import PeerError, SettingsError
@@ -36,7 +37,6 @@ from digirl_dist.settings import (
     DigirlSettings,
     FilteredBcSettings,
     GenericAgentSettings,
-    GrpoActorSettings,
     GrpoSettings,
     PpoSettings,
 )

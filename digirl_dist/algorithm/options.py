@@ -1,0 +1,140 @@
+"""What each algorithm may be told: plain values, which the settings of ``algorithm.NAME`` inherit."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from digirl_dist.errors import SettingsError
+from digirl_dist.settings.algorithms import ActorSettings, HindsightSettings, OptimizerSettings, ValueSettings
+from digirl_dist.settings.ranges import Amount, Count, CountOrNone, Few, Positive, Rate, Real, Share, SomeShare, Width
+
+PUBLISHED = ("paper", "code")
+"""The advantages of DigiRL that need no function of the user's."""
+
+
+@dataclass
+class GrpoActorSettings(ActorSettings):
+    """How the policy maximises its clipped objective."""
+
+    learning_rate: Rate = 1e-3
+    epochs: Few = 4
+    max_examples: Count = 4000
+
+
+@dataclass
+class GrpoOptions:
+    """Group-relative policy optimisation."""
+
+    group_size: Few = 4
+    """Episodes of one task from one start; ``rollout_size`` must be a multiple of this."""
+    clip_low: Share = 0.2
+    """The objective is flat where the ratio of new to old probability is below 1 - this."""
+    clip_high: Positive = 5.0
+    """The objective is flat where the ratio is above 1 + this. It is high, because an action of probability 0.3 % would
+    otherwise need many updates."""
+    replay_weight: Amount = 1.0
+    """Mean weight of self-imitation: steps of replay episodes, of any iteration, that ended better than their task's
+    recent average. 0: only fresh episodes teach."""
+    discount: Share = 0.7
+    """Discount of the return to go by which imitated steps are weighted."""
+    erase_loops: bool = True
+    """Do not imitate a step if its screen comes back later, before anything was earned."""
+    unsolved: Amount = 0.3
+    """Weight of a step of the replay's oldest policy, relative to an imitated step, in tasks that no episode has
+    solved. There the policy keeps trying what solved tasks do not need. 0: off."""
+    hindsight: HindsightSettings = field(default_factory=HindsightSettings)
+    max_importance: Positive = 2.0
+    """Largest weight of a step that a different policy took: an older one (``collect_ahead``), or one of another
+    precision."""
+    actor: GrpoActorSettings = field(default_factory=GrpoActorSettings)
+
+
+@dataclass
+class PpoOptions(OptimizerSettings):
+    """Proximal policy optimisation. ``batch_size`` counts on each rank with its own emulators."""
+
+    epochs: Few = 4
+    max_examples: Count = 1_000_000
+    clip_norm: Positive = 0.5
+    adam_eps: Positive = 1e-5
+    anneal_iterations: Count | None = None
+    """The learning rate falls linearly to 0 over this many iterations; null: over the run's."""
+    clip_ratio: Share = 0.2
+    """The objective is flat where the ratio of new to old probability is below 1 - this, or above 1 + this."""
+    discount: Share = 0.99
+    """Discount: the weight of a reward one step later."""
+    lam: Share = 0.95
+    """λ of the generalised advantage."""
+    value_weight: Amount = 0.5
+    """Weight of the value function's loss relative to the policy's."""
+    width: Width = 64
+    """Units of the value function's hidden layer."""
+
+
+@dataclass
+class DigirlOptions:
+    """Advantage-filtered training with instruction-level and step-level value functions."""
+
+    advantage: str = "paper"
+    """Which steps are imitated: by the formula of the ``paper``, of its released ``code``, or by your own function
+    ``my_file:my_advantage``, which is above 0 for them."""
+    top_share: SomeShare = 1.0
+    """Share of the episodes that are candidates: those that exceeded the instruction-level value most. Of these, the
+    ones that ended better than it expected are imitated. Published: 0.1."""
+    lam: Share = 0.5
+    """``paper``: how fast the step advantage shifts from the outcome to the values, going back from the end."""
+    discount: Share = 0.5
+    """``code``: discount of the returns that are added to the step advantage."""
+    margin: Real = 0.05
+    """``code``: by how much a step must be better than expected."""
+    erase_loops: bool = True
+    """A step is never good if its screen comes back later, before anything was earned (false: as published)."""
+    unsolved: Amount = 0.3
+    """Weight of a step of the replay's oldest policy, relative to an imitated step, in tasks that no episode has
+    solved. There the policy keeps trying what solved tasks do not need. 0: off (as published)."""
+    hindsight: HindsightSettings = field(default_factory=HindsightSettings)
+    frames: Few = 2
+    """Number of latest observations that the step-level value sees together."""
+    validation_share: Share = 0.2
+    """Share of the episodes that are held out of training, to measure losses and accuracies."""
+    warmup_iterations: CountOrNone = 0
+    """Number of first iterations in which only the value functions learn."""
+    value_episodes: Count = 1024
+    """Number of newest episodes to which the value functions are fitted, and from which episodes are chosen; offline,
+    all."""
+    instruction_value: ValueSettings = field(default_factory=ValueSettings)
+    step_value: ValueSettings = field(default_factory=ValueSettings)
+    actor: ActorSettings = field(default_factory=lambda: ActorSettings(epochs=20, max_examples=3000))
+    """How the policy is fitted. Few steps pass both filters, so there are more passes over them."""
+
+    def __post_init__(self) -> None:
+        """Raises SettingsError."""
+        if self.advantage not in PUBLISHED and ":" not in self.advantage:
+            raise SettingsError(
+                f"algorithm.digirl.advantage must be paper, code or my_file:my_function, not {self.advantage!r}"
+            )
+
+
+@dataclass
+class FilteredBcOptions:
+    """Reward-filtered behaviour cloning."""
+
+    top_share: SomeShare = 0.1
+    """Share of the replay that is imitated: the best by return, ties included, if their return is above
+    ``min_return``."""
+    min_return: Real = 0.0
+    """Episodes are imitated only if their return is above this."""
+    discount: Share = 0.7
+    """Discount of the return to go by which steps are weighted, so that detours long before a success count little."""
+    erase_loops: bool = True
+    """Do not imitate a step if its screen comes back later, before anything was earned. Set this to false if a needed
+    action leaves no trace on the screen."""
+    avoid: Amount = 1.0
+    """Weight of an action that ended an episode without success, relative to an imitated one. Such actions are made
+    less likely. 0: failures teach nothing."""
+    unsolved: Amount = 0.3
+    """Weight of a step of the replay's oldest policy, relative to an imitated step, in tasks that no episode has
+    solved. There the policy keeps trying what solved tasks do not need. 0: off."""
+    hindsight: HindsightSettings = field(default_factory=HindsightSettings)
+    actor: ActorSettings = field(default_factory=lambda: ActorSettings(epochs=20, max_examples=3000))
+    """How the policy is fitted. Few steps are good at first, so there are many passes over them."""
