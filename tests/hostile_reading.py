@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 import os
-import resource
 import signal
 import sys
 import traceback
@@ -132,6 +131,12 @@ def _ended_in_time(watch: Watch) -> Iterator[None]:
         signal.alarm(0)
 
 
+def _most_memory_mb() -> int:
+    """The peak of this very program; ``ru_maxrss`` would count the process that it was forked from."""
+    [line] = [line for line in Path("/proc/self/status").read_text().splitlines() if line.startswith("VmHWM")]
+    return int(line.split()[1]) >> 10
+
+
 def _read(command: str, folder: Path, place: Path, watch: Watch) -> None:
     from digirl_dist.errors import DigirlDistError
 
@@ -144,7 +149,7 @@ def _read(command: str, folder: Path, place: Path, watch: Watch) -> None:
     except BaseException:
         watch.wrong.append(f"{folder.name}: {traceback.format_exc()[-1500:]}")
     watch.folder = None
-    taken = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss >> 10
+    taken = _most_memory_mb()
     if taken > MOST_MB and not any("MB" in each for each in watch.wrong):
         watch.wrong.append(f"{folder.name}: {taken} MB")
 
