@@ -69,7 +69,7 @@ class Spool:
             if manifest.episode_id != path.stem:
                 raise ProtocolError(f"it is a copy of {manifest.episode_id}.json")
         except (OSError, ProtocolError) as error:
-            return SpooledFile(path.name, None, f"it is no manifest of this run: {error}{_deleted(path)}")
+            return SpooledFile(path.name, None, f"it is not a manifest of this run: {error}{_deleted(path)}")
         return SpooledFile(path.name, manifest)
 
 
