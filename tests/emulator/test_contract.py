@@ -17,7 +17,7 @@ from digirl_dist.emulator import Emulator, EmulatorSpec
 from digirl_dist.emulator.gymnasium import gymnasium_factory, gymnasium_spec, gymnasium_tasks
 from digirl_dist.emulator.miniwob import SPEC as MINIWOB_SPEC
 from digirl_dist.emulator.miniwob import miniwob_tasks
-from digirl_dist.emulator.phone import PHONE_SPEC, DemoPhone, phone_tasks
+from digirl_dist.emulator.phone import PHONE_SPEC, phone_tasks
 from digirl_dist.emulator.rehearsal import RehearsalEmulator, rehearsal_spec, rehearsal_tasks
 from digirl_dist.errors import ActionError
 from digirl_dist.settings import (
@@ -67,7 +67,7 @@ def _rehearsal() -> Case:
 
 def _phone() -> Case:
     (task, *_) = phone_tasks("easy", "train")
-    make = partial(DemoPhone, PhoneSettings())
+    make = PhoneSettings().build().factory
     return Case(make, PHONE_SPEC, task, ending={"type": "done"}, unknown={"type": "shake"})
 
 

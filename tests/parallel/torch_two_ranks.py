@@ -40,6 +40,7 @@ from digirl_dist.settings import (
     GrpoSettings,
     PpoSettings,
 )
+from digirl_dist.settings.plugins import values
 from digirl_dist.tasks import Task, Ticket
 from digirl_dist.trajectory import Observation, Step, Trajectory
 
@@ -70,7 +71,7 @@ class InParts(GenericPolicy):
 
 def in_parts() -> InParts:
     torch.manual_seed(7)
-    return InParts(GenericAgentSettings(width=8), EmulatorSpec(DiscreteActions(3), vector_size=4))
+    return InParts(EmulatorSpec(DiscreteActions(3), vector_size=4), **values(GenericAgentSettings(width=8)))
 
 
 def rows() -> list[Example]:

@@ -31,6 +31,7 @@ from digirl_dist.settings import (
     GenericAgentSettings,
     GrpoSettings,
 )
+from digirl_dist.settings.plugins import values
 from digirl_dist.storage import provenance
 from digirl_dist.storage.checkpoint import Checkpoints
 from digirl_dist.storage.trajectory_store import Store
@@ -54,7 +55,8 @@ class Forgetful(GenericPolicy):
     """Draws from the global generator while it learns, as a network with dropout does."""
 
     def __init__(self) -> None:
-        super().__init__(GenericAgentSettings(width=8), EmulatorSpec(DiscreteActions(3), vector_size=3))
+        spec = EmulatorSpec(DiscreteActions(3), vector_size=3)
+        super().__init__(spec, **values(GenericAgentSettings(width=8)))
 
     def log_prob(self, observations: Sequence[Observation], actions: Sequence[Any]) -> torch.Tensor:
         noise = 0.1 * torch.rand(len(actions)) if torch.is_grad_enabled() else 0.0
