@@ -12,8 +12,6 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
-from digirl_dist.errors import SettingsError
-
 _RESERVED_MIB = 1024
 """Memory left for the worker program with its policy and for the machine itself."""
 _RESERVED_SHARE = 0.1
@@ -88,6 +86,8 @@ def pool_size(slots: int | None, machine: Machine, needs: Needs, name: str = "")
         return choose(machine, needs)
     most = most_slots(machine.memory_mib, needs.memory_mib)
     if slots > max(1, most):
+        from digirl_dist.errors import SettingsError  # not on machines without the package
+
         taken = POLICY_MIB + slots * needs.memory_mib
         raise SettingsError(
             f"{name or 'this machine'}: bsize={slots} emulators take about {taken / 1024:.1f} GB of memory, and "
