@@ -18,7 +18,6 @@ from digirl_dist.assembly.parts import (
     algorithm_plugin,
     build_agent,
     build_algorithm,
-    build_device,
     record_start,
     run_root,
     starting,
@@ -73,12 +72,12 @@ tell = partial(print, flush=True)
 
 def train(settings: Settings, distributed: bool) -> None:
     """Trains as one rank of a launch, or alone. Raises DigirlDistError."""
-    validate.refuse_unstartable(settings, command=validate.Command.ranks)
+    device = validate.refuse_unstartable(settings, command=validate.Command.ranks)
     with ExitStack() as stack:
         rendezvous = stack.enter_context(join_ranks(settings, distributed))
         group, rank = rendezvous.group, rendezvous.group.rank
         watch = stack.enter_context(Watch(partial(say, rank), settings.distributed.gate_s).kept())
-        context = RankContext(settings, build_device(settings, settings.emulator), rank, watch)
+        context = RankContext(settings, device, rank, watch)
         agree(group, facts_of(settings, context.emulator))
         learner = _learner(context, rendezvous)
         streams = Streams([stream_of(context, slot) for slot in range(context.bsize)], context.emulator.max_steps)
