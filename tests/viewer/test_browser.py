@@ -330,8 +330,13 @@ def test_measurements_alone_show_their_rewards_and_lead_to_their_episodes(
     folder = make_run(tmp_path / "run", iterations=1)
     (folder / "metrics.jsonl").unlink()
     (folder / "evaluation" / "000007").mkdir(parents=True)
-    (folder / "trajectories" / "000000.parquet").rename(folder / "evaluation" / "000007" / "000000.parquet")
-    measured = {"checkpoint": 7, "iteration": 0, "purpose": "train", "success_rate": None, "reward_mean": -20.0}
+    trained = folder / "trajectories" / "000000.parquet"
+    measures = [
+        replace(one, ticket=replace(one.ticket, purpose="measure", policy_version=7)) for one in parquet.read(trained)
+    ]
+    parquet.write(folder / "evaluation" / "000007" / "000000.parquet", measures)
+    trained.unlink()
+    measured = {"checkpoint": 7, "iteration": 0, "purpose": "measure", "success_rate": None, "reward_mean": -20.0}
     append(folder / "evaluation.jsonl", measured)
     with served([folder]) as viewer:
         browser = Browser(viewer.url)
