@@ -21,6 +21,8 @@ _FORBIDDEN = {"antigravity", "this", "stranger_code", "torch.hub"}
 _STARTS = ("os.exec", "os.fork", "os.posix_spawn", "os.spawn", "os.system", "pty.spawn", "subprocess.Popen")
 _REACHES = ("socket.bind", "socket.connect", "socket.getaddrinfo", "socket.sendto", "urllib.Request")
 _CHANGES = ("os.chmod", "os.link", "os.mkdir", "os.remove", "os.rename", "os.rmdir", "os.symlink", "os.truncate")
+_FOLDER_AT = {"os.chmod": 2, "os.mkdir": 2, "os.remove": 1, "os.rmdir": 1}
+"""Which argument is the open folder from which the path leads, as ``shutil.rmtree`` goes; -1 is none."""
 _WRITES = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_APPEND
 
 
@@ -53,7 +55,10 @@ class Watch:
                 return self._refused_file(os.fsdecode(path), flags)
         if event.startswith((*_STARTS, *_REACHES)):
             return f"{arguments!r:.200}"
-        changed = [each for each in arguments if isinstance(each, str) and event in _CHANGES]
+        at = arguments[_FOLDER_AT[event]] if event in _FOLDER_AT else -1
+        base = os.readlink(f"/proc/self/fd/{at}") if at >= 0 else ""
+        paths = [each for each in arguments if isinstance(each, str) and event in _CHANGES]
+        changed = [os.path.join(base, each) for each in paths]
         return "".join(each for each in changed if not self._may_be_written(each))
 
     def _refused_file(self, path: str, flags: int) -> str:

@@ -37,3 +37,18 @@ def test_events_leases_and_verdicts_after_a_crash_are_all_read(tmp_path: Path) -
     assert LeaseLedger(tmp_path / "leases").known() == [grant]
     Verdicts(tmp_path / "judge").add("q", Verdict(True), "model", "e", (1, 1))
     assert Verdicts(tmp_path / "judge").get("q") == Verdict(True)
+
+
+@pytest.mark.parametrize("line", [
+    b"", b"{}", b' {"a": 1} \r', b'{"a": 1}x', b'{"a": 1} {}', b"[1]", b"{", b'{"a": "\xff"}', b'{"a": NaN}',
+    b'{"a": "\xed\xa0\x80"}', b"[" * 200_000, b'{"a": ' + b"1" * 5000 + b"}", b'{"a": "\xc2\xa0"}\xc2\xa0',
+])  # fmt: skip
+def test_a_line_is_what_json_says_or_left_out(tmp_path: Path, line: bytes) -> None:
+    path = tmp_path / "lines.jsonl"
+    path.write_bytes(b'{"first": 1}\n' + line + b'\n{"last": 1}\n')
+    try:
+        said = json.loads(line)
+    except (ValueError, RecursionError):
+        said = None
+    between = [said] if isinstance(said, dict) else []
+    assert repr(json_lines.read(path)) == repr([{"first": 1}, *between, {"last": 1}])
