@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import os
 import shutil
+import signal
 import sys
 from collections.abc import Iterator
 
@@ -22,6 +23,11 @@ collect_ignore_glob = ["*/test_*jax*.py"] if sys.version_info < (3, 11) else []
 
 hypothesis.settings.register_profile("unhurried", deadline=None)  # else a loaded machine fails them
 hypothesis.settings.load_profile("unhurried")
+
+
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    # A shell has what it runs in the background ignore it, and so would all that tests start and interrupt.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

@@ -101,7 +101,9 @@ def check_vector(vector: np.ndarray | None) -> None:
 
 def check_step(step: Step) -> None:
     """Raises TrajectoryError for a reward or a log-probability beyond its range; NaN is an unknown log-probability."""
-    if not abs(step.reward) <= LARGEST_REWARD:  # NaN is not
+    if not math.isfinite(step.reward):
+        raise TrajectoryError(f"the reward is {step.reward:g}, which is no finite number")
+    if abs(step.reward) > LARGEST_REWARD:
         raise TrajectoryError(f"the reward is {step.reward:g}; at most {LARGEST_REWARD:g} is allowed: scale it")
     if not math.isnan(step.log_prob) and not LOWEST_LOG_PROB <= step.log_prob <= HIGHEST_LOG_DENSITY:
         allowed = f"{LOWEST_LOG_PROB:g} to {HIGHEST_LOG_DENSITY:g}"

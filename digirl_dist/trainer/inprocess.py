@@ -136,9 +136,11 @@ class InProcessTrainer:
                 raise
             error = raised
         returned: Any = None
+        before = checkpoint.state()
+        has_learned = False
 
         def attempt(episodes: Sequence[Trajectory]) -> bool:
-            nonlocal returned
+            nonlocal returned, has_learned
             chosen = set(map(id, episodes))
             self._load(checkpoint)
             try:
@@ -147,10 +149,12 @@ class InProcessTrainer:
                 raise
             except Exception:
                 return False
+            has_learned = has_learned or not _are_equal(self.weights(), before)
             return True
 
         known = {one.worker for one in store.refused.all()}
-        if not (broken := sift(collected, attempt, lambda one: one.worker, known)):
+        broken = sift(collected, attempt, lambda one: one.worker, known)
+        if not broken or not (has_learned or _are_few(broken, collected)):
             raise error
         self._refused = store.refuse(broken, f"{type(error).__name__}: {in_short(error, _LONGEST_REASON)}")
         return returned
@@ -191,3 +195,16 @@ class InProcessTrainer:
                 "learns from; restore the missing files, or start another run"
             )
         return replay
+
+
+def _are_equal(weights: State, others: State) -> bool:
+    return all(torch.equal(tensor.cpu(), others[name].cpu()) for name, tensor in weights.items())
+
+
+def _are_few(broken: Sequence[Trajectory], collected: Sequence[Trajectory]) -> bool:
+    """Returns whether they may break an update without which there is nothing to learn.
+
+    That would go through also if any episode to learn from broke it, as it does where a setting is wrong.
+    """
+    suspects, workers = ({one.worker for one in each} for each in (broken, collected))
+    return len(broken) == 1 or 2 * len(suspects) <= len(workers)

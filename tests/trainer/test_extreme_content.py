@@ -137,8 +137,18 @@ def _weights(checkpoint: Checkpoint) -> list[torch.Tensor]:
     return list(checkpoint.state().values())
 
 
-@pytest.mark.parametrize("lie", LIES)
-@pytest.mark.parametrize("name", ALL)
+def _nightly(*values: str) -> Any:
+    return pytest.param(*values, marks=pytest.mark.nightly)
+
+
+def _pairs() -> list[Any]:
+    """Every algorithm with every lie; by day, each with everything at once, and each lie once."""
+    by_day = {*zip(ALL, LIES, strict=True), *((name, "everything") for name in ALL)}
+    pairs = [(name, lie) for name in ALL for lie in LIES]
+    return [pair if pair in by_day else _nightly(*pair) for pair in pairs]
+
+
+@pytest.mark.parametrize(("name", "lie"), _pairs())
 def test_no_content_of_one_worker_ends_a_run_or_its_next_start(name: str, lie: str, tmp_path: Path) -> None:
     def trainer() -> InProcessTrainer:
         return InProcessTrainer(Forgetful, ALL[name], Checkpoints(tmp_path / "checkpoints"), 60, 4)
@@ -150,7 +160,7 @@ def test_no_content_of_one_worker_ends_a_run_or_its_next_start(name: str, lie: s
 
 @pytest.mark.system
 @pytest.mark.timeout(600)  # three launches
-@pytest.mark.parametrize("name", ["filtered_bc", "paper", "grpo", "ppo", "own"])
+@pytest.mark.parametrize("name", ["filtered_bc", *map(_nightly, ("paper", "grpo", "ppo", "own"))])
 def test_nor_a_run_of_two_ranks(name: str, tmp_path: Path) -> None:
     """They end where the update fails, a process alone finds the liar, and new ranks go on without it.
 

@@ -201,6 +201,7 @@ def test_an_exploding_loss_keeps_the_last_good_checkpoint_and_a_lower_limit_lets
         run(tmp_path, bounded(1e-3), 3)
     newest = Checkpoints(tmp_path / "checkpoints").newest()
     assert newest is not None and newest.iteration == 1
+    assert not Store(tmp_path / "trajectories").refused.all(), "without what succeeded, nothing is left to fail"
     run(tmp_path, bounded(100.0), 3)
 
 

@@ -116,5 +116,6 @@ def test_an_emulator_whose_reward_is_nan_is_named_with_task_and_step(
     emulator = ["emulator=custom", f"emulator.entry_point={HERE}:Dizzy", "agent=generic", "limits.episode_attempts=2"]
     assert main([*SMALL, *emulator, f"save_path={tmp_path}"]) == 1
     said = capsys.readouterr().err
-    assert "emulator custom, task count, step 1: the reward is nan" in said and "Traceback" not in said
-    assert "step 1: the reward is nan" in events(tmp_path, "episode_retried")[0]["reason"]
+    named = "task count, step 1: the emulator or the agent exceeds the limits of an episode: the reward is nan,"
+    assert named in said and "scale" not in said and "Traceback" not in said
+    assert named in events(tmp_path, "episode_retried")[0]["reason"]
