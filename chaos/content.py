@@ -25,6 +25,7 @@ from digirl_dist.protocol.messages import (
     Need,
     SlotChanged,
     UnknownFile,
+    Word,
     Working,
 )
 from digirl_dist.storage.digest import file_digest
@@ -47,9 +48,17 @@ _BLANKS = b'"BLANKS": 0, '
 
 def longest(kind: type, name: str, size: int = 1) -> int:
     """Returns how many items of ``size`` bytes a field takes: as many as its type allows, or as fit into a line."""
-    kind_of_field = get_type_hints(kind, include_extras=True)[name]
-    limit = getattr(msgspec.inspect.type_info(kind_of_field), "max_length", None)
-    return min(_FULL_LINE // size, _FULL_LINE if limit is None else limit)
+    return min(_FULL_LINE // size, _most(get_type_hints(kind, include_extras=True)[name]))
+
+
+def _most(kind: Any) -> int:
+    """Returns how many items a message type allows."""
+    limit = getattr(msgspec.inspect.type_info(kind), "max_length", None)
+    return _FULL_LINE if limit is None else limit
+
+
+_WORD = _most(Word)
+"""Characters of the longest word."""
 
 
 def _reason(kind: type) -> str:
@@ -94,7 +103,7 @@ def _landed_again(state: State) -> Message | None:
     ready = state.last.get("episode_ready")
     if ready is None:
         return None
-    spent = {f"{number:0200d}": 0.0 for number in range(longest(EpisodeManifest, "spent", 209))}
+    spent = {f"{number:0{_WORD}d}": 0.0 for number in range(longest(EpisodeManifest, "spent", _WORD + 9))}
     return {**ready, "manifest": {**ready["manifest"], "episode_id": "again-NUMBER", "spent": spent}}
 
 
@@ -145,9 +154,9 @@ def _flapping(name: str, say: Callable[[Message, State], Lines]) -> Lie:
 
 
 def _set_machine(ready: Message, _: State) -> None:
-    words = "w" * 256
-    packages = {f"{number:0256d}": words for number in range(longest(MachineFacts, "packages", 524))}
-    texts = dict.fromkeys(("cpu", "system", "python"), words)
+    most = longest(MachineFacts, "packages", 2 * _WORD + 12)
+    packages = {f"{number:0{_WORD}d}": "w" * _WORD for number in range(most)}
+    texts = {name: "w" * longest(MachineFacts, name) for name in ("cpu", "system", "python")}
     ready["machine"] = {"cores": 2**53, "memory_bytes": 2**53, **texts, "packages": packages}
 
 

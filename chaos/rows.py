@@ -22,7 +22,10 @@ _COLOURS = 3
 
 @dataclass
 class Rows:
-    """The lists of ``storage/episode_file.py``, with names for the places in them that lies change."""
+    """The lists of ``storage/episode_file.py``, with names for the places in them that lies change.
+
+    An observation has its text itself; the file has each text once.
+    """
 
     ACTION, LOG_PROB, REWARD, TERMINATED, TRUNCATED, ACHIEVED = range(6)
     TEXT, VECTOR, IMAGE = range(3)
@@ -36,12 +39,16 @@ class Rows:
     @classmethod
     def read(cls, path: Path) -> Rows:
         packed, images = msgspec.msgpack.decode(path.read_bytes()[_DIGEST_BYTES:])
-        origin, steps, seen = msgspec.msgpack.decode(zlib.decompress(packed))
+        origin, steps, seen, texts = msgspec.msgpack.decode(zlib.decompress(packed))
+        for one in seen:
+            one[cls.TEXT] = texts[one[cls.TEXT]].decode()
         return cls(origin, steps, seen, images)
 
     def write(self, path: Path) -> None:
         encode = msgspec.msgpack.encode
-        packed = zlib.compress(encode([self.origin, self.steps, self.seen]), 1)
+        places: dict[str, int] = {}
+        seen = [[places.setdefault(text, len(places)), *rest] for text, *rest in self.seen]
+        packed = zlib.compress(encode([self.origin, self.steps, seen, [text.encode() for text in places]]), 1)
         content = encode([packed, self.images])
         part = path.with_suffix(".forged")
         with part.open("wb") as file:

@@ -18,7 +18,7 @@ _RESERVED_SHARE = 0.1
 """Share of the free memory that is left besides, because free memory fluctuates."""
 POLICY_MIB = 700
 """Memory of the worker program with torch and a small policy."""
-_UNESCAPED = re.compile(r"\\\\([0-7]{3})")
+_UNESCAPED = re.compile(r"\\([0-7]{3})")
 
 
 def let_waiting_threads_sleep() -> None:

@@ -17,6 +17,8 @@ from chaos.sshd import SBIN
 
 os.environ.setdefault("CUDA_VISIBLE_DEVICES", "")  # what needs a GPU is script/gpu; tests count on the CPU's numbers
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # as a shell has it for what it starts in the background
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # else what the tests start would ignore Ctrl-C as well
 
 collect_ignore_glob = ["*/test_*jax*.py"] if sys.version_info < (3, 11) else []
 """JAX needs Python 3.11."""
