@@ -139,7 +139,7 @@ class InlineCollector:
         """Updates the status that ``why`` shows."""
         here = self._status.worker(NAME)
         here.doing, here.heard_at = "run episodes", time.monotonic()
-        here.slots = [msgspec.to_builtins(wait) for wait in self._rollout.waits()]
+        here.slots = [msgspec.structs.asdict(wait) for wait in self._rollout.waits()]
         self._status.collecting(iteration.round, iteration.landed, iteration.wanted)
 
     def close(self) -> None:
