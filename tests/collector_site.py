@@ -123,10 +123,10 @@ class Site:
         self._agent = agent
         self.checkpoint = self.save(0)
         plan = Plan([Task("count")], 6, seed=0)
-        status = Status(folder / "status.json")
+        self.status = Status(folder / "status.json")
         make = partial(agent, Counter.spec)
         context = RunContext(
-            settings, device, make, plan, self.folder, self.store, events, status, closing, ahead=kind.ahead
+            settings, device, make, plan, self.folder, self.store, events, self.status, closing, ahead=kind.ahead
         )
         self.collector: Collector = build_collector(context, stack)
 

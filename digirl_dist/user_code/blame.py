@@ -74,12 +74,14 @@ def lacking_here(error: BaseException) -> str:
 def at_work() -> str:
     """Returns the innermost line of the user's own code that the main thread runs now; empty where it runs none.
 
-    The file that Python was started with does not count: all that the process does runs below it.
+    The file that Python was started with does not count: all that the process does runs below it. Nor does code
+    without a file, such as the methods that dataclasses of installed packages get.
     """
     frame = sys._current_frames().get(threading.main_thread().ident or 0)
     while frame is not None:
-        if frame.f_globals.get("__name__") != "__main__" and is_users(frame.f_code.co_filename):
-            return f"{frame.f_code.co_filename}:{frame.f_lineno} in {frame.f_code.co_name}"
+        path = frame.f_code.co_filename
+        if frame.f_globals.get("__name__") != "__main__" and not path.startswith("<") and is_users(path):
+            return f"{path}:{frame.f_lineno} in {frame.f_code.co_name}"
         frame = frame.f_back
     return ""
 

@@ -63,6 +63,8 @@ def test_episodes_that_landed_before_are_not_run_again_and_the_next_ones_act_wit
 def test_an_episode_of_many_steps_is_told_of_and_comes_home(tmp_path: Path, kind: Kind) -> None:
     with site(tmp_path, kind, workers=1, length=1100) as here:
         result = here.collect(tickets(1))
+        slots = [slot for worker in here.status.workers.values() for slot in worker.slots]
+    assert slots and all(slot.keys() == {"activity", "for_s", "limit_s", "ticket"} for slot in slots), "as why reads it"
     [told] = [content["reason"] for event, content in here.events if event == "slot" and content["state"] == "long"]
     assert told.startswith("ticket 0, task count: 1000 steps, and no end yet; if it never ends, set max_steps")
     assert len(result.trajectories[0].steps) == 1100 and not here.count("worker_lost")

@@ -248,6 +248,9 @@ def test_a_long_wait_names_the_line_of_the_users_code_that_it_is_in() -> None:
     site.now += 2.0
     here = "test_progress.py:"
     assert here in site.progress.sentence() and any(here in row for row in site.shown(width=300))
+    names = {"__name__": "installed", "site": site}
+    exec("said = site.progress.sentence()", names)
+    assert here in names["said"] and "<string>" not in names["said"], "code that a package made has no line"
 
 
 def test_complete_or_said_workers_run_emulators_only_while_they_do() -> None:
