@@ -149,8 +149,9 @@ def _read(command: str, folder: Path, place: Path, watch: Watch) -> None:
     try:
         with _ended_in_time(watch):
             COMMANDS[command](folder, place)
-    except (DigirlDistError, SystemExit):
-        pass
+    except (DigirlDistError, SystemExit) as error:
+        if not watch.is_on and not (isinstance(error, SystemExit) and not error.code):
+            watch.wrong.append(f"{folder.name} is refused: {error!r}")  # then all folders may be for the same reason
     except BaseException:
         watch.wrong.append(f"{folder.name}: {traceback.format_exc()[-1500:]}")
     watch.folder = None

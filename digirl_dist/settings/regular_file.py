@@ -14,6 +14,8 @@ from typing import BinaryIO
 
 _MOST = 8 << 20
 """JSON takes up to 24 times its bytes in memory."""
+_GROWN = 1 << 16
+"""By how much a file may grow while it is read."""
 _SMALL = 64 << 20
 _HOLES = 16
 """A larger file that takes less than this part of its size on disk is refused: it would be read for hours."""
@@ -39,7 +41,8 @@ def opened(path: Path, buffering: int = -1, named: bool = False) -> BinaryIO:
 def content(path: Path, most: int = _MOST, named: bool = False) -> bytes:
     """Returns the content of a regular file of at most so many bytes. Raises OSError."""
     with opened(path, named=named) as file:
-        found = file.read(most + 1)
+        size = os.fstat(file.fileno()).st_size
+        found = file.read(min(most, size + _GROWN) + 1)  # memory is taken for all that is asked for
     if len(found) > most:
         raise OSError(errno.EFBIG, f"it has more than {most:,} bytes", str(path))
     return found

@@ -22,7 +22,7 @@ _LONGEST = 1 << 22
 _MOST_LINES = 2_000_000
 """Read at once."""
 _NEWEST = 1 << 25
-_MOST_MEMORY = 112 << 20
+_MOST_MEMORY = 64 << 20
 _OF_A_VALUE, _OF_AN_OBJECT = 64, 320
 """Bytes of memory, however short they are."""
 _BLANKS = " \t\r\n"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import multiprocessing
 import os
 import threading
@@ -72,6 +73,7 @@ def _explain(folder: Path, key: str, version: int | None, trust: bool) -> dict[s
     from digirl_dist.api.run import Run
     from digirl_dist.storage.safe_torch_load import limited_memory
 
+    _load_libraries()
     run = Run(folder, trust)
     with nullcontext() if trust else limited_memory(_STRANGERS_BYTES):
         try:
@@ -80,3 +82,12 @@ def _explain(folder: Path, key: str, version: int | None, trust: bool) -> dict[s
             most = f"{_STRANGERS_BYTES >> 20} MB"
             reason = f"{folder} takes more than {most} to explain: `digirl-dist view --trust` sets no limit"
             raise RunFolderError(reason) from error
+
+
+def _load_libraries() -> None:
+    """What they take would count as the run's: Arrow's own allocator sets a whole gigabyte aside."""
+    import pyarrow as pa
+
+    pa.set_memory_pool(pa.system_memory_pool())
+    for name in ("api.explanation", "api.policy", "assembly.parts", "settings.run_source"):
+        importlib.import_module(f"digirl_dist.{name}")

@@ -73,6 +73,15 @@ def test_the_lines_that_are_kept_for_pages_are_bounded(tmp_path: Path) -> None:
 
 
 @pytest.mark.long(60)
+def test_an_episode_is_explained_within_the_memory_that_a_stranger_gets(tmp_path: Path) -> None:
+    run = make_run(tmp_path / "run", iterations=2)
+    explainer = Explainer()
+    found = explainer.explain(run, "t0.0", None)
+    explainer.close()
+    assert (found["no_probabilities"], found["no_outcomes"]) == ("", "") and found["probabilities"]
+
+
+@pytest.mark.long(60)
 def test_opening_an_episode_calls_nothing_that_a_checkpoint_names(tmp_path: Path) -> None:
     """Class 4: the page asks for the explanation by itself, and the agent was built from the manifest."""
     run = make_run(tmp_path / "run", iterations=1)
