@@ -85,8 +85,8 @@ class Iteration:
             self._leases.withdraw(self._missing)
 
     def begin_later(self, tickets: Sequence[Ticket]) -> None:
-        """Queues tickets of later iterations whose episodes have not landed."""
-        for later in {ticket.round for ticket in tickets}:
+        """Queues tickets of later iterations whose episodes have not landed; this one's own are queued already."""
+        for later in {ticket.round for ticket in tickets} - {self.round}:
             if not self._store.is_closed(later):
                 wanted = {ticket.key: ticket for ticket in tickets if ticket.round == later}
                 landed = self._taken_up(later, wanted)

@@ -219,7 +219,7 @@ class Session:
                 if manifest.run != self._job.run:
                     raise ProtocolError(f"it is of run {manifest.run}, not of {self._job.run}")
                 if not self._holdings.may_end(manifest.key):
-                    raise ProtocolError(f"its ticket {tuple(manifest.key)} was not leased to it")
+                    raise ProtocolError(f"its ticket {manifest.key.name} was not leased to it")
                 self._holdings.ended(manifest.key, manifest.attempt)
             case EpisodeFailed(_, key, _) | Acting(_, key) if not self._holdings.holds(key):
                 return []  # it was dropped meanwhile, or is of a former host

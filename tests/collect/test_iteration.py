@@ -56,6 +56,25 @@ def test_an_episode_that_is_carried_over_and_ends_while_the_policy_is_measured_c
     assert following.missing == 1 and first[1].key not in leases.tickets
 
 
+def test_an_iteration_that_is_begun_ahead_once_it_is_the_present_one_keeps_what_was_carried_over_to_it(
+    tmp_path: Path,
+) -> None:
+    """A host that comes back begins it ahead while it collects it: carried-over episodes that had landed were lost."""
+    clock, store = Clock(), Store(tmp_path / "trajectories")
+    leases = Leases(3, clock)
+    first, second = ([Ticket(number, index, Task("t"), index, 0) for index in range(2)] for number in range(2))
+    iteration = Iteration(first, leases, store, Terms(Closing(0.5)), clock)
+    leases.take("w1", 2, 0)
+    assert iteration.land(episode(first[0]))
+    assert iteration.close(IterationStats(Round(0), clock)).carried == 1
+    following = Iteration(second, leases, store, Terms(), clock)
+    assert following.land(episode(first[1]))
+
+    following.begin_later(second)
+    assert following.left_aside == [] and list(store.landed(Round(1))) == [first[1].key]
+    assert following.missing == 2
+
+
 def test_a_slot_that_begins_while_others_run_is_no_overhead() -> None:
     """Such as that of a worker that joins late: the time until its first action counted as overhead."""
     clock = Clock()

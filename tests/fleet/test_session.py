@@ -152,7 +152,7 @@ def test_an_episode_of_a_ticket_that_was_not_leased_is_an_offence_once_what_lay_
     here.receive(beat([held, dropped, TICKETS[2].key], 1), b"", 0.0)
     assert all(told(here.receive(ready(key), b"", 0.0)) for key in (held, dropped))
     error = hung_up(here.receive(ready(foreign), b"", 0.0))
-    assert isinstance(error, MisconductError) and "(0, 1000000, 'train') was not leased to it" in str(error)
+    assert isinstance(error, MisconductError) and "t0.1000000 was not leased to it" in str(error)
 
 
 def test_a_request_goes_to_the_hosts_policy_and_a_malformed_one_ends_the_connection() -> None:

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import json
+import resource
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -76,9 +76,11 @@ def test_it_starts_without_what_is_heavy() -> None:
 
 def test_it_starts_at_once(tmp_path: Path) -> None:
     def start(module: list[str]) -> float:
-        started = time.monotonic()
+        """Returns the processor time, which other programs on the machine hardly change."""
+        before = resource.getrusage(resource.RUSAGE_CHILDREN)
         subprocess.run([sys.executable, *module], stdin=subprocess.DEVNULL, check=True)
-        return time.monotonic() - started
+        after = resource.getrusage(resource.RUSAGE_CHILDREN)
+        return after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
 
     bare = min(start(["-c", "pass"]) for _ in range(5))
     ours = min(start(["-m", "digirl_dist.worker_program.courier", "--folder", str(tmp_path)]) for _ in range(5))

@@ -18,6 +18,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
+import numpy as np
 import psutil
 import pytest
 import torch
@@ -25,6 +26,7 @@ from process_watch import command_line, descriptors_left, eventually, processes_
 from user_classes import Coin, Counter, FairCoin
 
 from digirl_dist.child_process import environment
+from digirl_dist.inference.requests import InferenceFailure, InferenceRequest, RandomStream
 from digirl_dist.protocol.job_folder import JobFolder
 from digirl_dist.protocol.messages import (
     SPOKEN,
@@ -59,8 +61,10 @@ from digirl_dist.protocol.messages import (
 from digirl_dist.storage.checkpoint import describe, raw_bytes
 from digirl_dist.storage.digest import digest
 from digirl_dist.tasks import Key, Task, Ticket
+from digirl_dist.trajectory import Observation
 from digirl_dist.user_code.packing import pack
 from digirl_dist.worker_program.link import SocketLink
+from digirl_dist.worker_program.remote_policies import RemotePolicies
 
 pytestmark = [pytest.mark.component, pytest.mark.long]
 M = TypeVar("M")
@@ -504,16 +508,29 @@ def test_what_a_program_does_not_understand_of_its_host_is_answered(folder: Path
             assert broken.during == "hear" and broken.reason
 
 
-@pytest.mark.parametrize("letters", [132_000, 1 << 20])
-def test_an_observation_that_is_too_large_to_ask_about_costs_its_episode_alone(folder: Path, letters: int) -> None:
+def test_an_observation_with_a_text_beyond_the_limits_costs_its_episode_alone(folder: Path) -> None:
     with attached(folder) as host:
         host.greet()
         host.start_asking_job(answer_s=60.0)
-        large = Ticket(0, 0, Task("count", params={"letters": letters}), seed=0, policy_version=0)
+        large = Ticket(0, 0, Task("count", params={"letters": 132_000}), seed=0, policy_version=0)
         host.say(Lease(1, [large, Ticket(0, 1, Task("count"), seed=1, policy_version=0)]))
         failed = host.hear(EpisodeFailed)
-        assert failed.key == large.key and "its observation" in failed.reason and "inference=worker" in failed.reason
+        assert failed.key == large.key and "a text of 132000 characters; at most 131072" in failed.reason
         assert host.hear(Ask).text == "count"
+
+
+def test_an_observation_that_is_too_large_to_ask_about_fails_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    link = SocketLink(JobFolder(tmp_path))
+    policies = RemotePolicies(link, 60.0)
+    seen = [Observation("", None, np.zeros(9_000_000, np.float32)), Observation("count")]
+    policies.ask([InferenceRequest(number, 0, RandomStream(0, 0, 0), one) for number, one in enumerate(seen)])
+    (failed,) = policies.answers()
+    assert isinstance(failed, InferenceFailure) and failed.number == 0
+    assert "its observation" in failed.reason and "inference=worker" in failed.reason
+    link.close()
 
 
 def test_a_program_without_a_descriptor_to_spare_accepts_its_host_later(
