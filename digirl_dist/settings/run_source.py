@@ -63,7 +63,8 @@ class RunSource(Source):
     def _name_in(self, content: Mapping[str, Any], group: str) -> str:
         block = content.get(group)
         name = block.get("name") if isinstance(block, dict) else None
-        if not isinstance(name, str) or name not in (known := options_of_groups()[group]):
+        known = options_of_groups()[group]
+        if not isinstance(name, str) or name not in known:
             near = nearest(str(name), sorted(known))
             raise SettingsError(f"{self.folder / 'config.yaml'}: there is no {group} {name!r:.80}; {near}")
         return name
