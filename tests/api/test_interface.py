@@ -450,6 +450,7 @@ def test_an_agent_that_cannot_load_its_weights_is_named_with_its_line() -> None:
 def test_steps_have_the_columns_that_a_run_got_later(tmp_path: Path) -> None:
     """Review, face B10: the first file's columns were those of all."""
     run = make_run(tmp_path / "run", iterations=2)
+    steps = Run(run).steps().count_rows()
     first = run / "trajectories" / "000000.parquet"
     pq.write_table(pq.read_table(first).drop_columns(["achieved"]), first)
-    assert Run(run).steps().to_table(columns=["achieved"]).num_rows == 12
+    assert Run(run).steps().to_table(columns=["achieved"]).num_rows == steps > 0
