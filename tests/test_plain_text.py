@@ -46,7 +46,7 @@ def test_progress_and_why_are_harmless(tmp_path: Path, capsys: pytest.CaptureFix
     Progress(Status(), Lines(sys.stdout)).listen("worker_lost", lost)
     said = capsys.readouterr().out
     assert SHOWN in said and "\x1b" not in said
-    status = {"time": 0.0, "since": 0.0, "pid": 1, "doing": "collect", "workers": {}}
+    status = {"time": 0.0, "since": 0.0, "pid": 1, "state": "running", "doing": "collect", "workers": {}}
     (tmp_path / "status.json").write_text(json.dumps(status))
     event = {"time": time.time(), "event": "worker_lost", **lost, "reason": f"{HOSTILE}\nhost: all is well"}
     (tmp_path / "events.jsonl").write_text(json.dumps(event) + "\n")

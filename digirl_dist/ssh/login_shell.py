@@ -9,7 +9,7 @@ from __future__ import annotations
 import secrets
 from contextlib import suppress
 
-from digirl_dist.errors import ShellError, SlowShellError, WorkerError
+from digirl_dist.errors import LinkLostError, ShellError, SlowShellError, WorkerError
 from digirl_dist.ssh.channel import Channel, Deadline
 from digirl_dist.ssh.connection import Connection
 from digirl_dist.ssh.login import expired
@@ -20,7 +20,7 @@ _MOST_BYTES = 1 << 16
 _SHOWN = 300
 _FILES = "in the start-up files of its login shell (~/.bashrc, ~/.zshenv, ~/.cshrc)"
 _QUIET = (
-    f"let nothing be started (`exec`), printed or read {_FILES} where the shell is not interactive: "
+    f"let nothing be started with exec, printed or read {_FILES} where the shell is not interactive: "
     "`case $- in *i*) ;; *) return ;; esac` at the top; an account without a shell needs one (`chsh`), and a "
     "ForceCommand in sshd_config or a `command=` in authorized_keys must go"
 )
@@ -29,7 +29,12 @@ _QUIET = (
 def check_login_shell(connection: Connection, limit_s: float) -> None:
     """Raises ShellError, SlowShellError after ``limit_s``, LoginError if the account has expired, or LinkLostError."""
     word = secrets.token_hex(8)
-    channel = connection.open(f'IFS= read -r line; printf "%s %s\\n" {word} "$line"')
+    try:
+        channel = connection.open(f'IFS= read -r line; printf "%s %s\\n" {word} "$line"')
+    except LinkLostError:
+        raise
+    except WorkerError as error:  # the server lets nobody run commands
+        raise ShellError(error.worker, error.reason, error.remedy) from error
     try:
         with suppress(WorkerError):  # it has ended: its output says more
             channel.write(_SENT + b"\n")

@@ -65,7 +65,7 @@ import sys
 from digirl_dist import Fleet, Run, Task
 emulator = {"name": "custom", "entry_point": "user_classes:Counter", "kwargs": {"step_s": 0.05}}
 with Fleet.inline(bsize=1, emulator=emulator, save_path=sys.argv[2]) as fleet:
-    fleet.collect(Run(sys.argv[1]).policy(), [Task("killed")], episodes=60, seed=1)
+    fleet.collect(Run(sys.argv[1], trust=True).policy(), [Task("killed")], episodes=60, seed=1)
 """
 
 
@@ -79,8 +79,8 @@ def test_identity_by_place_a_fleet_that_reopens_its_folder_returns_no_episode_of
     process.kill()
     process.wait()
     with Fleet.inline(bsize=1, emulator=COUNTER, save_path=str(kept)) as fleet:
-        found = fleet.collect(Run(run).policy(), [FINE], episodes=3, seed=777)
-        again = fleet.collect(Run(run).policy(), [FINE], episodes=3, seed=777)
+        found = fleet.collect(Run(run, trust=True).policy(), [FINE], episodes=3, seed=777)
+        again = fleet.collect(Run(run, trust=True).policy(), [FINE], episodes=3, seed=777)
     assert [one.ticket.task.id for one in found] == ["fine"] * 3
     assert [one.ticket.seed for one in found] == [one.ticket.seed for one in again]
     assert {"killed", "fine"} == set(Run(kept).episodes().table["task"].to_pylist()), "what had landed is not lost"
@@ -88,7 +88,7 @@ def test_identity_by_place_a_fleet_that_reopens_its_folder_returns_no_episode_of
 
 def test_identity_by_place_a_measurement_leaves_training_episodes_their_own_time_attempt_and_trouble(run: Path) -> None:
     before = {row["key"]: row for row in Run(run).episodes().table.to_pylist()}
-    assert main(["eval", str(run), "rollout_size=4", "eval_iterations=2"]) == 0
+    assert main(["eval", "--trust", str(run), "rollout_size=4", "eval_iterations=2"]) == 0
     after = {row["key"]: row for row in Run(run).episodes().table.to_pylist()}
     measured = {key: row for key, row in after.items() if key not in before}
     assert {key: after[key] for key in before} == before
@@ -128,12 +128,12 @@ def test_complete_or_said_one_of_many_that_fails_is_named_and_the_others_are_kep
         bsize=2, emulator=COUNTER, save_path=str(tmp_path / "kept"), limits={"episode_attempts": 2}
     ) as fleet:
         with pytest.raises(IncompleteError, match=r"7 of 8 episodes.*(\n.*)*ticket 7 \(task bad\): .*on local") as one:
-            fleet.collect(Run(run).policy(), [*[FINE] * 7, BAD])
+            fleet.collect(Run(run, trust=True).policy(), [*[FINE] * 7, BAD])
         assert [episode.ticket.index for episode in one.value.result] == [*range(7)]
         with pytest.raises(IncompleteError, match=r"2 of 8 tickets failed(.*\n)*.*task bad") as two:
-            fleet.collect(Run(run).policy(), [*[FINE] * 6, BAD, BAD])
+            fleet.collect(Run(run, trust=True).policy(), [*[FINE] * 6, BAD, BAD])
         assert 1 <= len(two.value.result) <= 6
-        assert len(fleet.collect(Run(run).policy(), [FINE], episodes=2)) == 2, "the fleet goes on"
+        assert len(fleet.collect(Run(run, trust=True).policy(), [FINE], episodes=2)) == 2, "the fleet goes on"
     told = pickle.loads(pickle.dumps(two.value))
     assert str(told) == str(two.value) and len(told.result) == len(two.value.result)
     assert len(Run(tmp_path / "kept").episodes()) == 7 + len(two.value.result) + 2
@@ -177,7 +177,7 @@ def test_the_same_checks_an_unknown_host_is_told_by_a_fleet_as_by_a_run(run: Pat
     assert main(["run", *MINE, "worker_ips=[no-such-host.invalid]", new]) == 2
     fleet = Fleet(["no-such-host.invalid"], emulator=COUNTER, bsize=1, save_path=str(tmp_path / "kept"))
     with fleet, pytest.raises(SettingsError, match="no worker can be reached"):
-        fleet.collect(Run(run).policy(), [FINE])
+        fleet.collect(Run(run, trust=True).policy(), [FINE])
     assert not (tmp_path / "new").exists() and not (tmp_path / "kept").exists()
 
 
@@ -192,7 +192,7 @@ def _as_doctor(run: Path, *words: str) -> None:
 def _as_fleet(run: Path, *words: str) -> None:
     given = dict(word.split("=") for word in words)
     with pytest.raises(SettingsError), Fleet(emulator=COUNTER, save_path=str(run.with_name("kept")), **given) as fleet:
-        fleet.collect(Run(run).policy(), [FINE])
+        fleet.collect(Run(run, trust=True).policy(), [FINE])
 
 
 def _as_train(run: Path, *words: str) -> None:
@@ -236,10 +236,10 @@ def test_a_refused_command_writes_nothing(run: Path) -> None:
     for words in REFUSALS:
         main_refuses(["run", *MINE, "parallel=single", f"save_path={run}", *words])
         assert digest(run) == before, words
-    assert main(["eval", str(run), "rollout_size=4"]) == 0
+    assert main(["eval", "--trust", str(run), "rollout_size=4"]) == 0
     before = digest(run)
     for words in (["task_split=train"], ["rollout_size=5"], ["seed=3"], ["parallel=host", "worker_ips=[]"]):
-        main_refuses(["eval", str(run), "rollout_size=4", *words])
+        main_refuses(["eval", "--trust", str(run), "rollout_size=4", *words])
         assert digest(run) == before, words
     (run / "metrics.jsonl").write_text("nothing\n")
     (run / "run.json").write_text("[")
@@ -250,7 +250,7 @@ def test_a_refused_command_writes_nothing(run: Path) -> None:
 
 def test_the_same_checks_keys_of_other_versions_cost_no_run(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """A key that was removed made each old run unreadable, and a new one each measurement."""
-    assert main(["eval", str(run), "rollout_size=4"]) == 0
+    assert main(["eval", "--trust", str(run), "rollout_size=4"]) == 0
     config, noted = run / "config.yaml", run / "evaluation" / "000002" / "measurement.json"
     config.write_text(config.read_text().replace("  kwargs:", "  gone_key: 3\n  kwargs:", 1) + "old_key: {a: 1}\n")
     text = noted.read_text()
@@ -260,8 +260,8 @@ def test_the_same_checks_keys_of_other_versions_cost_no_run(run: Path, capsys: p
     known = json.loads(text)
     del known["max_steps"]
     noted.write_text(json.dumps({**known, "emulator.old": 1}))
-    assert main(["eval", str(run), "rollout_size=4"]) == 0
+    assert main(["eval", "--trust", str(run), "rollout_size=4"]) == 0
     assert "does not have, left out: " in capsys.readouterr().out
-    assert Run(run).explain("t1.0").outcomes
-    assert main(["eval", str(run), "rollout_size=4", "max_steps=2"]) == 2, "set to something else now"
+    assert Run(run, trust=True).explain("t1.0").outcomes
+    assert main(["eval", "--trust", str(run), "rollout_size=4", "max_steps=2"]) == 2, "set to something else now"
     assert "max_steps=2, but" in capsys.readouterr().err

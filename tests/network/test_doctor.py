@@ -144,9 +144,9 @@ def test_a_server_that_refuses_commands(bare: BareMachine) -> None:
         bare.configuration.write_text(text)
         bare.reread_configuration()
         checks = look(bare)
-        assert ("connection" not in checks) is answer
+        assert checks["shell"].ok is answer
         if not answer:
-            refused(checks, "connection", "raise MaxSessions in its sshd_config")
+            refused(checks, "shell", "raise MaxSessions in its sshd_config")
 
 
 @contextmanager

@@ -132,7 +132,7 @@ def test_files_that_do_not_come_are_told_of_the_worker_that_has_them(tmp_path: P
     "line", ["[1]", '{"time": 1e300}', '{"event": "lost"}', '{"time": "x", "event": 3}', "\x00", "{"]
 )
 def test_an_event_that_none_of_ours_is_hides_no_other(tmp_path: Path, line: str) -> None:
-    (tmp_path / "status.json").write_text('{"time": 1.0, "ended": "the run finished", "workers": {}}')
+    (tmp_path / "status.json").write_text('{"time": 1.0, "state": "finished", "what": "the run", "workers": {}}')
     (tmp_path / "events.jsonl").write_bytes(
         f'{line}\n{{"time": 1.0, "event": "worker_lost"}}\n\xff\n'.encode("latin-1")
     )
