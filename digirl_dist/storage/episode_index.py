@@ -137,7 +137,7 @@ class EpisodeIndex:
     def _files(self, number: str = "[0-9]*") -> Iterator[str]:
         """Yields the files of finished iterations, of evaluations, and of single episodes that have just landed; of one
         round or all."""
-        landing = [_LANDING.format(of) for of in ("{}", "evaluate/{}", "measure/{}/*")]
+        landing = [_LANDING.format(of) for of in ("{}", "evaluate/{}", "measure/{}-*")]
         for pattern in (*(() if self._is_judged else landing), *_WHOLE):
             yield from sorted(glob.iglob(f"{glob.escape(str(self._folder))}/{pattern.format(number)}"))
 

@@ -24,7 +24,8 @@ _READER_S = 0.1
 _MOST_FILES = 200_000
 FOLDERS = (
     *("checkpoints", "evaluation", "media", "provenance", "trajectories", "trajectories/.closed"),
-    *("trajectories/.landing", "trajectories/.landing/evaluation", "trajectories/.refused"),
+    *("trajectories/.landing", "trajectories/.landing/evaluate", "trajectories/.landing/measure"),
+    "trajectories/.refused",
 )
 """The folders of a run."""
 

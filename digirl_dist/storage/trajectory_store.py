@@ -249,7 +249,7 @@ def _name(wanted: Round) -> str:
     """Returns the folder of a round below ``.landing``."""
     match wanted:
         case Round(number, "measure", version):
-            return f"measure/{version:06d}/{number:06d}"
+            return f"measure/{version:06d}-{number:06d}"
         case Round(number, "evaluate"):
             return f"evaluate/{number:06d}"
     return f"{wanted.number:06d}"

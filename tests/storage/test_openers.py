@@ -94,9 +94,15 @@ def test_a_pipe_holes_and_300000_names_are_refused_at_once(tmp_path: Path) -> No
         read_checkpoint(tmp_path)
 
 
-@pytest.mark.parametrize("name", ["checkpoints", "evaluation/000001", "trajectories/.landing"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        *("checkpoints", "evaluation/000001", "trajectories/.landing", "trajectories/.landing/000001"),
+        *("trajectories/.landing/evaluate/000001", "trajectories/.landing/measure/000001-000000"),
+    ],
+)
 def test_a_folder_that_is_a_link_out_of_the_run_is_named(name: str, run: Path, victim: Path) -> None:
-    (run / name).parent.mkdir(exist_ok=True)
+    (run / name).parent.mkdir(parents=True, exist_ok=True)
     (run / name).symlink_to(victim.parent)
     with pytest.raises(RunFolderError, match=f"{name} is a link out of the run folder"):
         existing_run(run)

@@ -13,6 +13,7 @@ import pytest
 from digirl_dist.collection import CollectionResult
 from digirl_dist.errors import TrajectoryError
 from digirl_dist.storage import episode_file
+from digirl_dist.storage.run_folder import FOLDERS
 from digirl_dist.storage.trajectory_store import Store
 from digirl_dist.tasks import Key, Round, Task, Ticket
 from digirl_dist.trajectory import Observation, Step, Trajectory
@@ -58,6 +59,13 @@ def test_a_damaged_file_is_named_with_what_can_be_done(tmp_path: Path, wanted: R
     path.write_bytes(b"PAR1 torn")
     with pytest.raises(TrajectoryError, match=f"{path.name} is not a trajectory file: .*; {remedy}$"):
         Store(tmp_path / "trajectories").landed(wanted)
+
+
+@pytest.mark.parametrize("wanted", [Round(0), Round(4, "evaluate"), Round(1, "measure", 4)])
+def test_what_lands_lies_in_a_folder_whose_links_are_looked_at(tmp_path: Path, wanted: Round) -> None:
+    Store(tmp_path / "trajectories").land(wanted, episode(0, 1))
+    (landed,) = tmp_path.glob(f"trajectories/.landing/**/*{episode_file.SUFFIX}")
+    assert str(landed.parent.parent.relative_to(tmp_path)) in FOLDERS
 
 
 def test_a_file_that_is_still_incoming_has_not_landed(tmp_path: Path) -> None:
