@@ -1,4 +1,4 @@
-"""A page of the viewer without a browser: it follows what is new, and asks again for what it shows."""
+"""A page of the viewer without a browser: it follows what is new, and asks for what it lacks."""
 
 from __future__ import annotations
 
@@ -6,10 +6,9 @@ import json
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
-from http.cookiejar import CookieJar
 from typing import Any
 from urllib.parse import urlencode, urljoin
-from urllib.request import HTTPCookieProcessor, build_opener
+from urllib.request import urlopen
 
 _TIMELINE_EVERY = 10
 _ANSWER_S = 120.0
@@ -23,10 +22,10 @@ class Page(threading.Thread):
         self.answers = 0
         self.error: Exception | None = None
         self.closing = threading.Event()
+        self._address = address
         self._rows = 0
-        self._opener = build_opener(HTTPCookieProcessor(CookieJar()))
-        with self._opener.open(address, timeout=_ANSWER_S) as page:
-            self._base = page.geturl()
+        self._has = dict.fromkeys(("stamp", "figures", "measured", "iterations", "events"), "")
+        """How far it has been told of each."""
 
     def run(self) -> None:
         try:
@@ -35,15 +34,22 @@ class Page(threading.Thread):
             self.error = None if self.closing.is_set() else error
 
     def _watch(self) -> None:
-        with self._opener.open(urljoin(self._base, "api/live"), timeout=_ANSWER_S) as news:
+        (name,) = self._answer("runs")
+        with urlopen(urljoin(self._address, "api/live"), timeout=_ANSWER_S) as news:
             for number, _ in enumerate(line for line in news if line.strip()):
-                for run in self._answer("runs"):
-                    self._rows += self._answer("rows", run=run["name"], first=str(self._rows))["count"]
-                    if number % _TIMELINE_EVERY == 0:
-                        self._answer("timeline", run=run["name"])
+                self._has["stamp"] = self._news("run", name, "figures", "measured", "stamp")["state"]["stamp"]
+                self._rows += self._answer("rows", run=name, first=str(self._rows))["count"]
+                if number % _TIMELINE_EVERY == 0:
+                    self._news("timeline", name, "iterations", "events")
+
+    def _news(self, what: str, run: str, *parts: str) -> Any:
+        """Returns what came since it was asked for these parts."""
+        found = self._answer(what, run=run, **{part: self._has[part] for part in parts})
+        self._has |= {part: found[part]["next"] for part in parts if part in found}
+        return found
 
     def _answer(self, what: str, **query: str) -> Any:
-        with self._opener.open(urljoin(self._base, f"api/{what}?{urlencode(query)}"), timeout=_ANSWER_S) as answer:
+        with urlopen(urljoin(self._address, f"api/{what}?{urlencode(query)}"), timeout=_ANSWER_S) as answer:
             content = json.load(answer)
         self.answers += 1
         return content

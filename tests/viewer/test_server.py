@@ -10,9 +10,11 @@ from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
+from process_watch import eventually
 from small_run import append, make_run
 from viewer_site import served
 
+from chaos.page import watch_page
 from digirl_dist import Run
 from digirl_dist.errors import UntrustedError
 from digirl_dist.storage.checkpoint import Checkpoints
@@ -41,6 +43,14 @@ def test_half_sent_requests_of_strangers_are_closed_and_keep_nobody_out(folder: 
         assert stranger.recv(1) == b""
         with pytest.raises(urllib.error.HTTPError, match="403"):
             urllib.request.urlopen(f"http://127.0.0.1:{viewer.port}/", timeout=_LIMIT_S)
+
+
+def test_the_page_that_soaks_open_follows_a_run(folder: Path) -> None:
+    with served([folder]) as viewer, watch_page(viewer.url) as page:
+        eventually(lambda: page.answers >= 4 or page.error)  # the runs, and each kind of news of one
+        append(folder / "metrics.jsonl", {"iteration": 7})
+        eventually(lambda: page.answers >= 6 or page.error)
+    assert page.error is None and page.answers >= 6
 
 
 def test_one_new_line_costs_a_page_that_line_alone(tmp_path: Path) -> None:
