@@ -13,6 +13,7 @@ from benchmarks.measure import measure, sized, waiting_for
 from benchmarks.stage import Machine, Stage, median, rounded, show, stage, tickets
 from digirl_dist.emulator.episode_guard import EpisodeGuard
 from digirl_dist.emulator.rehearsal import RehearsalEmulator
+from digirl_dist.fleet.ledger import Ledger
 from digirl_dist.fleet.roster import this_python
 from digirl_dist.fleet.shares import Shares
 from digirl_dist.fleet.ssh_connection import CourierFiles
@@ -110,8 +111,8 @@ def _pull(address: Address, source: Path, episodes: Sequence[tuple[Ticket, Episo
     events: queue.SimpleQueue[WorkerEvent] = queue.SimpleQueue()
     with connect(address, SshSettings()) as connection, CourierClient(connection, command, SshSettings()) as courier:
         courier.delete([])  # it has started
-        files, guard, shares = CourierFiles(courier), EpisodeGuard(), Shares()
-        transfers = Transfers(files, "w0", events.put, lambda error: events.put(Lost("w0", error)), guard, shares, 0.0)
+        files, limits = CourierFiles(courier), (EpisodeGuard(), Shares(), Ledger(), 0.0)
+        transfers = Transfers(files, "w0", events.put, lambda error: events.put(Lost("w0", error)), *limits)
         started = time.monotonic()
         for ticket, manifest in episodes:
             transfers.pull(manifest, ticket, store.incoming(Round(1), f"w0-{manifest.key.number}"))

@@ -28,35 +28,42 @@ class Ledger:
     """
 
     def __init__(self) -> None:
-        self._lock = threading.Lock()
+        self._changed = threading.Condition()
         self._kept: dict[Kept, int] = dict.fromkeys(MOST_KEPT, 0)
         self._left_s = _MOST_S
         self._at: float | None = None
 
     def keep(self, what: Kept, size: int) -> None:
         """Notes that so many bytes are kept; negative: are no more."""
-        with self._lock:
+        with self._changed:
+            self._kept[what] += size
+            self._changed.notify_all()
+
+    def keep_once_there_is_room(self, what: Kept, size: int) -> None:
+        """Waits until so many more bytes may be kept, and notes them."""
+        with self._changed:
+            self._changed.wait_for(lambda: self.has_room(what, size))
             self._kept[what] += size
 
     def has_room(self, what: Kept, size: int = 0) -> bool:
         """Returns whether so many more bytes may be kept; an item on its own always may."""
-        with self._lock:
+        with self._changed:
             return self._kept[what] == 0 or self._kept[what] + size < MOST_KEPT[what]
 
     def earn(self, tickets: int) -> None:
         """Notes tickets that were leased to the worker, or requests that were answered."""
-        with self._lock:
+        with self._changed:
             self._left_s = min(_MOST_S, self._left_s + _PER_TICKET_S * tickets)
 
     def took(self, size: int, seconds: float, now: float) -> None:
         """Notes a message of so many bytes, which took so many seconds of processor time to decode and act on."""
-        with self._lock:
+        with self._changed:
             self._refill(now)
             self._left_s -= seconds + _PER_BYTE_S * size
 
     def debt_s(self, now: float) -> float:
         """Returns for how long no message of the worker is to be read."""
-        with self._lock:
+        with self._changed:
             self._refill(now)
             return max(0.0, -self._left_s / _SHARE)
 

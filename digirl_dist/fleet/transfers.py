@@ -14,6 +14,7 @@ from pathlib import Path
 from digirl_dist.emulator.episode_guard import EpisodeGuard
 from digirl_dist.errors import LinkLostError, RunFolderError, TrajectoryError, WorkerError, failure_here
 from digirl_dist.fleet.connection import Files
+from digirl_dist.fleet.ledger import Ledger
 from digirl_dist.fleet.outgoing import Blob
 from digirl_dist.fleet.shares import Shares
 from digirl_dist.fleet.worker_events import DiskFull, Pulled, PullRefused, WorkerEvent
@@ -27,9 +28,6 @@ from digirl_dist.trajectory import Trajectory
 
 _UNCHECKED = 8
 """Episodes of a worker that may have come and are not checked and durable yet; then it waits with the next one."""
-
-_UNCHECKED_BYTES = 32 << 20
-"""Of their files together, unless it is one: each takes several times as much memory while it is unpacked."""
 
 _CHECKERS = 32
 """Episodes of all workers that are checked and flushed at the same time: most of that is done outside of Python."""
@@ -52,6 +50,7 @@ class Transfers:
         failed: Callable[[WorkerError], None],
         guard: EpisodeGuard,
         shares: Shares,
+        ledger: Ledger,
         full_disk_s: float,
     ) -> None:
         """``full_disk_s`` bounds how long a pull waits for space on the host's disk."""
@@ -64,7 +63,8 @@ class Transfers:
         self._full_disk_s = full_disk_s
         self._closing = threading.Event()
         self._pulls: deque[tuple[Path, EpisodeManifest, Ticket]] = deque()
-        self._room = _Room()
+        self._ledger = ledger
+        self._unchecked = threading.Semaphore(_UNCHECKED)
         self._strand = Strand(f"transfers-{worker}", self._fail)
 
     def push(self, blobs: Sequence[Blob], then: Callable[[int], None]) -> None:
@@ -112,7 +112,8 @@ class Transfers:
             for path, problem in self._files.fetch({path: manifest for path, (manifest, _) in pulls.items()}):
                 manifest, ticket = pulls[path]
                 if problem is None:
-                    self._room.take(manifest.size)
+                    self._unchecked.acquire()
+                    self._ledger.keep_once_there_is_room("unchecked", manifest.size)
                     _checkers().submit(partial(self._arrived, manifest, ticket, path, started))
                 else:
                     self._post(PullRefused(self._worker, manifest, str(problem)))
@@ -144,7 +145,8 @@ class Transfers:
         except Exception as error:
             self._fail(error)
         finally:
-            self._room.give(manifest.size)
+            self._ledger.keep("unchecked", -manifest.size)
+            self._unchecked.release()
 
     def _made_durable(
         self, manifest: EpisodeManifest, ticket: Ticket, path: Path, started: float
@@ -207,29 +209,6 @@ class _Checkers:
 
 _checkers = cache(_Checkers)
 """Those of all runs of this process."""
-
-
-class _Room:
-    """Bounds the episodes of a worker that have come and are not checked and durable yet, and their bytes."""
-
-    def __init__(self) -> None:
-        self._changed = threading.Condition()
-        self._sizes: list[int] = []
-
-    def take(self, size: int) -> None:
-        """Waits until there is room, which there is for any single one."""
-        with self._changed:
-            self._changed.wait_for(lambda: self._has_room(size))
-            self._sizes.append(size)
-
-    def give(self, size: int) -> None:
-        with self._changed:
-            self._sizes.remove(size)
-            self._changed.notify()
-
-    def _has_room(self, size: int) -> bool:
-        fits = len(self._sizes) < _UNCHECKED and sum(self._sizes) + size <= _UNCHECKED_BYTES
-        return fits or not self._sizes
 
 
 def _give_memory_back() -> None:

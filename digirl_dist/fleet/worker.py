@@ -80,8 +80,8 @@ class _Attached:
         """Of the message on which the session acts."""
         name = worker.spec.name
         self._outbox = Outbox(connection, name, self.fail)
-        job, full_disk_s = worker.job, worker.limits.full_disk_s
-        self.transfers = Transfers(connection.files, name, worker.post, self.fail, job.guard, job.shares, full_disk_s)
+        job, room = worker.job, (worker.ledger, worker.limits.full_disk_s)
+        self.transfers = Transfers(connection.files, name, worker.post, self.fail, job.guard, job.shares, *room)
 
     def ask(self, action: Callable[[Session], Effects]) -> None:
         """Has the session act and carries out the effects; none of them waits."""

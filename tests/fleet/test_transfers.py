@@ -7,10 +7,11 @@ import shutil
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import SimpleNamespace
-from typing import cast
+from typing import Any
 
 import pytest
 from process_watch import eventually
@@ -18,9 +19,10 @@ from process_watch import eventually
 from digirl_dist.child_process import environment
 from digirl_dist.emulator.episode_guard import EpisodeGuard
 from digirl_dist.errors import DigirlDistError, TrajectoryError, WorkerError
+from digirl_dist.fleet.ledger import Ledger
 from digirl_dist.fleet.outgoing import Blob
 from digirl_dist.fleet.shares import Shares
-from digirl_dist.fleet.transfers import Transfers, _Checkers, _Room
+from digirl_dist.fleet.transfers import Transfers, _Checkers
 from digirl_dist.fleet.worker_events import DiskFull, PullRefused, WorkerEvent
 from digirl_dist.protocol.messages import EpisodeManifest
 from digirl_dist.tasks import Key, Task, Ticket
@@ -45,6 +47,12 @@ class Slow:
             yield path, TrajectoryError("it is broken")
 
 
+def transfers_of(
+    files: Any, worker: str, post: Callable[[Any], None], failed: Callable[[Any], None], shares: Shares
+) -> Transfers:
+    return Transfers(files, worker, post, failed, EpisodeGuard(), shares, Ledger(), full_disk_s=60)
+
+
 def ask(transfers: Transfers, folder: Path, index: int, size: int) -> None:
     manifest = EpisodeManifest("r1", Key(0, index), 0, 0, f"e{index}", size, "ab12", 0, 1.0, 0.0, {})
     transfers.pull(manifest, Ticket(0, index, Task("any"), seed=0, policy_version=0), folder / str(index))
@@ -56,7 +64,7 @@ def test_what_fits_on_the_disk_is_pulled_together_and_the_rest_after_it(
     free = 5 * MIB
     monkeypatch.setattr(shutil, "disk_usage", lambda _: SimpleNamespace(free=free))
     files, posted, failed = Slow(), list[WorkerEvent](), list[WorkerError]()
-    transfers = Transfers(files, "w1", posted.append, failed.append, cast(EpisodeGuard, None), Shares(), full_disk_s=60)
+    transfers = transfers_of(files, "w1", posted.append, failed.append, Shares())
     transfers.push([], lambda sent: None)
     for index in range(5):
         ask(transfers, tmp_path, index, size=2 * MIB)
@@ -88,22 +96,51 @@ def test_what_comes_is_checked_by_fewer_threads_where_the_machine_refuses_more(m
 
 
 def test_unchecked_episodes_have_room_by_their_bytes() -> None:
-    """Eight small ones, or one that is as large as it likes."""
-    room, waiting = _Room(), queue.SimpleQueue[int]()
+    """Several, or one that is as large as it likes."""
+    ledger, waiting = Ledger(), queue.SimpleQueue[int]()
 
-    def take(size: int) -> None:
-        room.take(size)
+    def keep(size: int) -> None:
+        ledger.keep_once_there_is_room("unchecked", size)
         waiting.put(size)
 
     for _ in range(8):
-        room.take(MIB)
-    taking = threading.Thread(target=take, args=[200 * MIB], daemon=True)
-    taking.start()
+        ledger.keep_once_there_is_room("unchecked", MIB)
+    keeping = threading.Thread(target=keep, args=[200 * MIB], daemon=True)
+    keeping.start()
     for _ in range(8):
         assert waiting.empty()
-        room.give(MIB)
+        ledger.keep("unchecked", -MIB)
     assert waiting.get(timeout=60) == 200 * MIB
-    assert not room._has_room(1)
+    assert not ledger.has_room("unchecked", 1)
+
+
+class Quick(Slow):
+    """Every episode comes at once."""
+
+    def fetch(self, episodes: Mapping[Path, EpisodeManifest]) -> Iterator[tuple[Path, DigirlDistError | None]]:
+        for path in episodes:
+            self.batches.append([path.name])
+            yield path, None
+
+
+def test_eight_episodes_wait_unchecked_and_then_the_worker_waits(tmp_path: Path) -> None:
+    files, posted, checked = Quick(), list[WorkerEvent](), threading.Event()
+
+    def post(event: WorkerEvent) -> None:
+        checked.wait()
+        posted.append(event)
+
+    transfers = transfers_of(files, "w1", post, posted.append, Shares())
+    transfers.push([], lambda sent: None)  # so that all are asked for together
+    for index in range(12):
+        ask(transfers, tmp_path, index, size=1)
+    files.gate.set()
+    eventually(lambda: len(files.batches) == 9)
+    time.sleep(0.2)
+    assert len(files.batches) == 9 and not posted
+    checked.set()
+    eventually(lambda: len(posted) == 12)
+    transfers.close()
 
 
 @pytest.mark.component
@@ -147,7 +184,7 @@ def test_counted_where_seconds_are_meant_a_worker_is_refused_before_its_episode_
     with pytest.raises(TrajectoryError, match="its 0 episodes took 12 s of the host to check, more than 4 times"):
         shares.check("w0", 1)
     files, posted = Slow(), list[WorkerEvent]()
-    transfers = Transfers(files, "w0", posted.append, posted.append, cast(EpisodeGuard, None), shares, full_disk_s=60)
+    transfers = transfers_of(files, "w0", posted.append, posted.append, shares)
     ask(transfers, Path("unused"), 0, size=1)
     assert isinstance(posted[0], PullRefused) and not files.batches
 
