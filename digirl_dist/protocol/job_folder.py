@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 import shutil
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -29,6 +30,14 @@ def episode_name(episode_id: str) -> str:
 def manifest_name(episode_id: str) -> str:
     """Returns where the manifest of an episode lies, relative to the folder."""
     return f"episodes/{episode_id}.json"
+
+
+def _arguments(pid: int) -> Sequence[bytes]:
+    """Returns the command line of a process: one empty word if it has none any more, or is gone."""
+    try:
+        return Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
+    except OSError:
+        return [b""]
 
 
 @dataclass(frozen=True)
@@ -76,14 +85,23 @@ class JobFolder:
             pid = int(self.lock.read_text())
         except (OSError, ValueError):
             return None
-        return pid if self.is_served_by(pid) else None
+        return pid if self._is_program(_arguments(pid)) else None
 
-    def is_served_by(self, pid: int) -> bool:
-        """Returns whether the process is the program of this folder. It needs no pidfd, which not every Python has."""
+    def has_ended(self, pid: int) -> bool:
+        """Returns whether the program of this folder that had this process id has ended, its lock and socket with it.
+
+        It needs no pidfd, which not every Python has. A process that is being killed loses its arguments first, then
+        its files, and its last thread at the end.
+        """
         try:
-            arguments = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
+            state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+            is_over = state in "ZX" and len(os.listdir(f"/proc/{pid}/task")) < 2
         except OSError:
-            return False
+            return True
+        arguments = _arguments(pid)
+        return is_over or (arguments != [b""] and not self._is_program(arguments))
+
+    def _is_program(self, arguments: Sequence[bytes]) -> bool:
         return b"digirl_dist.worker_program.program" in arguments and os.fsencode(self.root) in arguments
 
     def remove(self) -> None:

@@ -154,7 +154,7 @@ def end_program(folder: JobFolder, limit_s: float = 5.0) -> None:
 def _await_end(folder: JobFolder, pid: int | None, limit_s: float = 3.0) -> None:
     """Give a program that hung up the time to end, so that whoever stopped it finds nothing left when we are gone."""
     deadline = time.monotonic() + limit_s
-    while pid is not None and folder.is_served_by(pid) and time.monotonic() < deadline:
+    while pid is not None and not folder.has_ended(pid) and time.monotonic() < deadline:
         time.sleep(_LOOK_S)
 
 

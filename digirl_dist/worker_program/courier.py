@@ -243,7 +243,7 @@ def _end_with_program(folder: JobFolder) -> None:
     while (pid := folder.program()) is None:
         time.sleep(1.0)
     while pid is not None:
-        while folder.is_served_by(pid):
+        while not folder.has_ended(pid):
             time.sleep(1.0)
         time.sleep(_LAST_REQUESTS_S)
         pid = _successor(folder)
