@@ -20,7 +20,7 @@ from digirl_dist.errors import EvalJobsError
 from digirl_dist.evaluate.jobs import EvalJob
 from digirl_dist.parallel.rank import Rank
 from digirl_dist.settings import regular_file
-from digirl_dist.storage import atomic_files
+from digirl_dist.storage import atomic_files, file_system
 from digirl_dist.storage.digest import digest
 from digirl_dist.types import Json
 
@@ -154,5 +154,5 @@ def _missing(job: EvalJob, rank: int) -> JobResult:
 def _alone(lock: Path) -> Iterator[None]:
     """Admits one merge at a time, so that an older view of the folder never replaces a newer one."""
     with atomic_files.opened_to_append(lock) as file:
-        fcntl.flock(file, fcntl.LOCK_EX)
+        file_system.lock(file, wait=True)
         yield

@@ -18,13 +18,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO
 
 import msgspec
-import xxhash
 
 from digirl_dist.errors import CheckpointError, StateError
 from digirl_dist.plain_text import in_short
 from digirl_dist.settings import regular_file
 from digirl_dist.storage import atomic_files
-from digirl_dist.storage.digest import digest, file_digest
+from digirl_dist.storage.digest import digest, file_digest, part_digest
 from digirl_dist.storage.disk_full import FailFast, WritePolicy, library_errors_as_oserror
 from digirl_dist.types import Json, Natural
 
@@ -65,7 +64,6 @@ class TensorInfo:
 
 _MOST_TENSORS = 20_000
 _LONGEST_HEADER = 8 << 20
-_CHUNK = 1 << 20
 _REMEDY = "remove its folder to resume from the one before"
 """For a damaged checkpoint."""
 
@@ -135,7 +133,7 @@ class Checkpoint:
     def verify(self) -> None:
         """Compares the bytes of the weights with their digests, in constant memory. Raises CheckpointError."""
         for name, (file, place, size) in self.parts().items():
-            if _digest_of(file, place, size) != self.tensors[name].digest:
+            if part_digest(file, place, size) != self.tensors[name].digest:
                 raise CheckpointError(f"{self.folder / 'policy.safetensors'} differs from its manifest; {_REMEDY}")
 
     def _weights(self) -> Path:
@@ -358,14 +356,6 @@ def _write(
     atomic_files.flush(part / "policy.safetensors")
     atomic_files.flush(part / "trainer.pt")
     return replace(checkpoint, files=files)
-
-
-def _digest_of(file: BinaryIO, place: int, size: int) -> str:
-    state, end = xxhash.xxh3_128(), place + size
-    while place < end and (data := os.pread(file.fileno(), min(_CHUNK, end - place), place)):
-        state.update(data)
-        place += len(data)
-    return state.hexdigest()
 
 
 def _publish(part: Path, folder: Path) -> None:

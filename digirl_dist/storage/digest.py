@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
+from typing import BinaryIO
 
 import xxhash
 
@@ -18,9 +20,16 @@ def digest(data: bytes | bytearray | memoryview) -> str:
 
 def file_digest(path: Path) -> str:
     """Returns the digest of a file's content, using constant memory. Raises OSError."""
+    with regular_file.opened(path, 0) as file:
+        return part_digest(file, 0, sys.maxsize)
+
+
+def part_digest(file: BinaryIO, place: int, size: int) -> str:
+    """Returns the digest of ``size`` bytes of an unbuffered file from ``place`` on, or of those that there are."""
     state = xxhash.xxh3_128()
     buffer = memoryview(bytearray(_CHUNK))
-    with regular_file.opened(path, 0) as file:
-        while count := file.readinto(buffer):  # type: ignore[attr-defined]
-            state.update(buffer[:count])
+    file.seek(place)
+    while count := file.readinto(buffer[:size]):  # type: ignore[attr-defined]
+        state.update(buffer[:count])
+        size -= count
     return state.hexdigest()
