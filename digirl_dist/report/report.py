@@ -90,13 +90,7 @@ class Report:
             "iteration_s": round(time.monotonic() - max(result.started_at, self._told_at), 4),
         }
         figures = together(own, update.figures)
-        for worker, episodes in Counter(one.worker for one in update.refused).items():
-            first = next(one for one in update.refused if one.worker == worker)
-            if episodes == 1:
-                self._events.emit("episode_set_aside", **asdict(first))
-            else:
-                own = {"worker": worker, "iteration": update.checkpoint.iteration - 1, "reason": first.reason}
-                self._events.emit("worker_suspected", episodes=episodes, **own)
+        self._tell_refused(update)
         self._before, self._measured_s, self._evaluated = update, 0.0, []
         self._told_at = time.monotonic()
         self._look_at_starts(result)
@@ -107,6 +101,15 @@ class Report:
         if time.monotonic() > self._page_due_at:
             self._write_page()
         self._status.host(None)
+
+    def _tell_refused(self, update: Update) -> None:
+        for worker, episodes in Counter(one.worker for one in update.refused).items():
+            first = next(one for one in update.refused if one.worker == worker)
+            if episodes == 1:
+                self._events.emit("episode_set_aside", **asdict(first))
+            else:
+                place = {"worker": worker, "iteration": update.checkpoint.iteration - 1}
+                self._events.emit("worker_suspected", episodes=episodes, **place, reason=first.reason)
 
     def _look_at_starts(self, result: CollectionResult) -> None:
         """Reports once that members of a group started differently; other algorithms have no groups."""
