@@ -101,7 +101,7 @@ def _androidworld(folder: Path) -> Iterator[Case]:
     with stand_in_package(folder), RunningPhone(shells[0]) as one, RunningPhone(shells[1]) as other:
         given = asdict(quick(folder, serials=[one.serial, other.serial])) | {"name": "androidworld"}
         settings = AndroidWorldSettings(**given)
-        make, unknown = partial(AndroidWorldEmulator, settings), {"type": "shake"}
+        make, unknown = partial(AndroidWorldEmulator, settings, settings.family), {"type": "shake"}
         yield Case(make, android_spec(settings), Task("NotesCount"), ending={"type": "done"}, unknown=unknown)
 
 

@@ -98,9 +98,11 @@ def test_the_model_sees_task_actions_and_the_last_screenshots(tmp_path: Path, se
 def test_a_key_that_the_model_says_back_is_in_no_verdict(tmp_path: Path, served: Endpoint) -> None:
     """Class 4: verdicts and actions are stored, and shared with the run folder."""
     escaped = KEY.replace("s", "\\u0073")
-    served.script = [sends(json.dumps({"choices": [{"message": {"content": f"yes {KEY}"}}]}).replace(KEY, escaped))]
+    served.script = [
+        sends(json.dumps({"choices": [{"message": {"content": f"Verdict: yes {KEY}"}}]}).replace(KEY, escaped))
+    ]
     verdict = Asked(tmp_path, served.url).judge.verdict(episode())
-    assert verdict.said.startswith("yes ***") and KEY not in (tmp_path / "judge.jsonl").read_text()
+    assert verdict.said.startswith("Verdict: yes ***") and KEY not in (tmp_path / "judge.jsonl").read_text()
 
 
 def test_what_an_agent_is_told_of_its_actions_is_no_part_of_the_task() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import importlib.util
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -142,6 +143,8 @@ def test_an_installation_that_never_answers_ends_at_its_limit(
 ) -> None:
     program = tmp_path / "program.py"
     program.write_text(f"import subprocess\nsubprocess.run({prints!r}, shell=True)\n")
+    spec = importlib.util.spec_from_file_location("program", program)
+    assert spec is not None
     limit_s = 1.5 if error is LinkLostError else WELL_OVER / 2
-    with RemotePython(link, "python3", program, {}) as remote:
+    with RemotePython(link, "python3", importlib.util.module_from_spec(spec), {}) as remote:
         within(lambda: remote.answer(time.monotonic() + limit_s), error, "silent|something else than the installation")

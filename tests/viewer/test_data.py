@@ -286,8 +286,7 @@ def test_an_episode_that_is_refused_while_the_run_is_viewed_leaves_the_others_th
 def test_an_iteration_whose_episodes_were_all_refused_is_no_damaged_file(tmp_path: Path) -> None:
     folder = make_run(tmp_path / "run", iterations=2)
     store = Store(folder / "trajectories")
-    for one in store.read(1):
-        store.refuse(one, "it broke the update")
+    store.refuse(store.read(1), "it broke the update")
     viewed = named([Run(folder)])["run"]
     viewed.follow(everything=True)
     assert viewed.summary()["notes"] == [] and viewed.rows(0)["count"] == 6

@@ -171,7 +171,7 @@ def test_the_apps_are_put_into_the_snapshot_from_which_instances_start(
     monkeypatch.setenv("HOME", str(tmp_path))
     make_token(tmp_path)
     sdk = make_sdk(tmp_path, snapshots=())
-    monkeypatch.setattr(apps, "AndroidWorldSettings", lambda avd: like(sdk.settings(avd=avd)))
+    monkeypatch.setattr(apps, "AndroidOptions", lambda avd: like(sdk.settings(avd=avd)))
     assert apps.main(["demo", "digirl"]) == 0
     [made] = sdk.events("start")
     assert "-read-only" not in made["argv"]
