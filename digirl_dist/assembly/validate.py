@@ -122,7 +122,7 @@ def refuse_unstartable(settings: Settings, rank: Rank | None = None, command: Co
         from digirl_dist.chat.lora_server import reach
 
         reach(settings.engine)
-    if isinstance(agent_plugin(settings), CustomAgentSettings):
+    if command is not Command.fleet and isinstance(agent_plugin(settings), CustomAgentSettings):
         agent_plugin(settings).build(device.spec)
     if settings.algorithm.entry_point is not None:
         build_algorithm(settings, device)

@@ -146,7 +146,7 @@ def test_measurements_while_training_and_afterwards_have_instances_of_their_own(
     seeds = {name: {each.ticket.seed for each in episodes} for name, episodes in found.items()}
     assert all(seeds.values())
     assert not seeds["training"] & seeds["evaluation"]
-    evaluation, final = found["evaluation"], [each for each in found["final"] if each.ticket.purpose == "train"]
+    evaluation, final = found["evaluation"], [each for each in found["final"] if each.ticket.purpose == "measure"]
     assert len(final) == 8 and not {each.ticket.seed for each in final} & seeds["training"]
     assert not {each.ticket.seed for each in final} & {each.ticket.seed for each in evaluation}
 
