@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import signal
 import statistics
 import sys
 import time
@@ -158,6 +159,7 @@ def main() -> int:
     parser.add_argument("--only", default="", help="only lies of content whose name contains this")
     options = parser.parse_args()
     end_by_signals_as_by_ctrl_c()  # or servers and small disks stay behind
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # a background job ignores Ctrl-C, and so would its hosts
     started = time.monotonic()
     if options.lies_of_content:
         lies_of_content = [lie for lie in CONTENT.values() if options.only in lie.name]
