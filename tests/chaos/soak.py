@@ -22,7 +22,7 @@ from pathlib import Path
 
 import psutil
 
-from chaos.ground import TRAINS
+from chaos.ground import TESTS, TRAINS
 from chaos.page import watch_page
 from chaos.processes import eventually, processes_with
 from digirl_dist.child_process import SOURCE
@@ -127,7 +127,11 @@ def soak(mode: Mode, rounds: int, more: Sequence[str]) -> list[Sample]:
         command = [sys.executable, *mode.command(rounds), f"save_path={run}", *more]
         with log.open("wb") as output:
             host = subprocess.Popen(
-                command, cwd=SOURCE, stdout=output, stderr=output, env={**os.environ, "TMPDIR": folder}
+                command,
+                cwd=SOURCE,
+                stdout=output,
+                stderr=output,
+                env={**os.environ, "TMPDIR": folder, "PYTHONPATH": TESTS},
             )
         stack.callback(host.wait)
         stack.callback(host.terminate)

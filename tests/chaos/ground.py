@@ -61,6 +61,7 @@ class Program:
         return self.command == TRAINS
 
 
+TESTS = str(Path(__file__).resolve().parents[1])
 TRAINS = [f"{SOURCE}/run.py", "--config-path", "config/multimachine", "--config-name", "host"]
 _RUN = Program(
     TRAINS,
@@ -127,7 +128,7 @@ class RunContext:
             *([f"train_iterations={iterations}"] if self.program.is_run else ()),
             f"worker_ips={_hydra(workers) if self.program.is_run else workers}",
         ]
-        paths = os.pathsep.join([str(CLOCK), SOURCE])
+        paths = os.pathsep.join([str(CLOCK), SOURCE, TESTS])
         ours = {"HOME": str(self.folder), "PYTHONPATH": paths, "CHAOS_CLOCK": str(self.clock), "OMP_NUM_THREADS": "1"}
         with (self.folder / "host.log").open("ab") as log:
             self._host = subprocess.Popen(
