@@ -33,7 +33,8 @@ HUB = ["huggingface_hub>=0.34"]
 VIEW = ["starlette>=0.45", "uvicorn>=0.34"]
 DATA = ["pandas>=2.0"]
 DOCS = ["zensical>=0.0.73", "griffelib>=2.0"]
-JAX = ["jax>=0.10; python_version>='3.11'", "optax>=0.2.4; python_version>='3.11'"]  # JAX needs that Python itself
+# Flax needs that Python itself.
+JAX = ["jax>=0.10; python_version>='3.11'", "flax>=0.12; python_version>='3.11'", "skrl>=2.1,<3"]
 
 setup(
     name="digirl_dist",

@@ -20,6 +20,8 @@ from digirl_dist.plain_text import printable
 
 RESUMES = "the same command resumes where it stopped"
 """What is said of a run that did not come to its end."""
+WORDS = "DIGIRL_DIST_WORDS"
+"""The variable with further words of the command line, as JSON, for the ranks of a host."""
 _FULL = (errno.ENOSPC, errno.EDQUOT)
 
 

@@ -45,7 +45,7 @@ PURPOSES = {
     "docs": "this site",
     "endpoint": "`agent=endpoint`, `engine=openai`",
     "hub": "`digirl-dist export --push`",
-    "jax": "`trainer=jax`",
+    "jax": "skrl's agents of JAX (`examples/skrl_ppo.py`)",
     "judge": "`success=judge`",
     "miniwob": "`emulator=miniwob`",
     "peers": "comparisons by `script/bench ray`",

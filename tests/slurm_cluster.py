@@ -14,7 +14,7 @@ from pathlib import Path
 
 from process_watch import eventually
 
-from digirl_dist.parallel.free_port import free_port
+from digirl_dist.parallel.loopback import free_port
 
 PROGRAMS = ("munged", "slurmctld", "slurmd", "sbatch", "srun")
 _END_S = 15

@@ -25,7 +25,7 @@ CARTPOLE = ["emulator=gymnasium", "emulator.id=CartPole-v1", "rollout_size=6", "
 LIMIT_S = 150.0
 
 SSH = "digirl_dist.ssh.localhost_server"
-RANK = "digirl_dist.trainer.rank_process"
+RANK = "digirl_dist run"
 TRAIN = "digirl_dist.train"
 GOOGLES_PROGRAM = "emulator.android.fake_emulator"
 

@@ -19,7 +19,7 @@ from run_files import events, metrics
 
 from digirl_dist.child_process import environment
 from digirl_dist.cli.main import main
-from digirl_dist.parallel.free_port import free_port
+from digirl_dist.parallel.loopback import free_port
 from digirl_dist.settings import configuration
 from digirl_dist.settings.places import HERE
 from digirl_dist.ssh.connection import Address

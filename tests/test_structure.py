@@ -47,7 +47,6 @@ MOST_AT_THE_ROOT = 12
 IMPLEMENTATIONS = {
     *(f"{kind.folder.split('.')[0]}.{name}" for kind in KINDS for name in kind.names()),
     "algorithm.no_training",
-    "algorithm.ppo_jax",
     "collect.ahead",
     "collect.fleet_collector",
     "collect.inline",
@@ -56,7 +55,6 @@ IMPLEMENTATIONS = {
     "ray_cluster.connection",
     "trainer.inprocess",
     "trainer.joint",
-    "trainer.torchrun",
 }
 """Only the composition root, the room ``assembly``, and the plugins of their own room import these."""
 
@@ -93,8 +91,6 @@ OPEN_BY_THEMSELVES = {
     "fleet.install": "this package, to be packed",
     "agent.vlm.served": "a folder made by mkdtemp",
     "collect.inline": "a folder made by mkdtemp",
-    "trainer.rank_process": "a folder made by mkdtemp, for one process that sifts",
-    "trainer.torchrun": "a folder made by mkdtemp, for its ranks",
     "protocol.job_folder": "job folders on workers, and /proc",
     "exit_status": "/dev/null",
     "export.forms": "a folder made by mkdtemp, until all of it is there",
@@ -108,7 +104,7 @@ OPEN_BY_THEMSELVES = {
     "storage.import_digirl": "pictures that the user names",
     "storage.machine": "/proc",
     "storage.safe_torch_load": "what regular_file has looked at, and /proc",
-    "train.resume": "bytes that are in memory",
+    "train.launch": "bytes that are in memory",
 }
 
 

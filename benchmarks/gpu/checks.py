@@ -226,29 +226,6 @@ def vlm_large(device: str, folder: Path) -> Figures:
     return {**figures, "update_s": update_s, "steps": steps, "update_peak_mib": peak}
 
 
-def by_jax(device: str, folder: Path) -> Figures:
-    """``trainer=jax``: an update by JAX on the device equals PyTorch's on the CPU."""
-    from digirl_dist.train.__main__ import main as train
-
-    kind = device.partition(":")[0]
-    words = ["emulator.id=CartPole-v1", "bsize=2", "train_iterations=1", "distributed.steps=64"]
-    found, seconds = {}, {}
-    for name, more in (("jax", ["trainer=jax", f"trainer.device={kind}"]), ("torch", ["trainer.device=cpu"])):
-        started = time.perf_counter()
-        status = train([*words, *more, f"save_path={folder / name}"])
-        seconds[name] = time.perf_counter() - started
-        _require(status == 0, f"a run with {more} ended with status {status}")
-        newest = Checkpoints(folder / name / "checkpoints").newest()
-        _require(newest is not None, f"a run with {more} left no checkpoint")
-        found[name] = newest.state()  # type: ignore[union-attr]
-    import jax
-
-    _require(jax.default_backend() == ("gpu" if _is_cuda(device) else "cpu"), f"JAX computes on {jax.devices()}")
-    apart = _weights_apart(found["jax"], found["torch"])
-    _require(apart < _CLOSE, f"weights differ by {apart:.2g} from those by PyTorch")
-    return {"weights_vs_torch": apart, **{f"{name}_s": took for name, took in seconds.items()}}
-
-
 def commands(device: str, folder: Path) -> Figures:
     """A run as users start it, on the device: ``run.py``, the host's update by ranks, and emulators on a rank."""
     from digirl_dist.cli.main import main as run
@@ -277,7 +254,6 @@ def _checks() -> Iterator[tuple[str, Check]]:
     yield "host inference", Check(host_inference)
     yield "vlm memory", Check(vlm_memory, limit_s=600)
     yield "vlm large", Check(vlm_large, limit_s=600)
-    yield "jax", Check(by_jax)
     yield "commands", Check(commands)
 
 

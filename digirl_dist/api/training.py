@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from digirl_dist.api import arguments
 from digirl_dist.api.run import Run
+from digirl_dist.errors import TrainingError
 from digirl_dist.exit_status import interruptions_wait
 from digirl_dist.parallel.rank import launched_rank
 from digirl_dist.settings.keys import written
@@ -28,13 +29,22 @@ def train(config: str = "host", /, *, config_path: str = CONFIG_PATH, **settings
 
     Raises SettingsError before anything starts, and other DigirlDistErrors as in docs/dev/testing.md.
     """
-    with interruptions_wait():
-        from digirl_dist.assembly import run, validate
+    from digirl_dist.assembly import validate
+    from digirl_dist.assembly.trainers import on_ranks, starts_ranks
+    from digirl_dist.settings.configuration import Source
 
-    composed = compose(config, settings, config_path)
-    refuse_others_overrides(list(overrides(settings)), ranks=False)
-    validate.refuse_before_start(composed, launched_rank(os.environ))
-    run.run(composed)
+    composed, rank = compose(config, settings, config_path), launched_rank(os.environ)
+    words = list(overrides(settings))
+    refuse_others_overrides(words, ranks=False)
+    validate.refuse_before_start(composed, rank)
+    if starts_ranks(composed, rank):
+        if status := on_ranks(composed, Source(str(config_path), config, tuple(words)).words):
+            raise TrainingError(f"the ranks ended with status {status}, and have printed why; a repeated call resumes")
+    else:
+        with interruptions_wait():
+            from digirl_dist.assembly import run
+
+        run.run(composed)
     return Run(composed.save_path)
 
 

@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from digirl_dist.agent.plugins import AgentPlugin, Suits
+from digirl_dist.agent.plugins import AgentPlugin
 from digirl_dist.agent.plugins.custom import CustomAgentSettings
 from digirl_dist.algorithm.own import OwnAlgorithm
-from digirl_dist.algorithm.plugins import AlgorithmPlugin, Framework, LearningContext
+from digirl_dist.algorithm.plugins import AlgorithmPlugin, LearningContext
 from digirl_dist.assembly.collectors import CollectorPlugin
-from digirl_dist.emulator import ProductActions
 from digirl_dist.emulator.episode_guard import EpisodeGuard
 from digirl_dist.emulator.plugins import Device, EmulatorPlugin
 from digirl_dist.emulator.plugins.custom import CustomEmulatorSettings
@@ -22,7 +22,6 @@ from digirl_dist.parallel.rank import Rank
 from digirl_dist.settings import (
     EmulatorSettings,
     Inference,
-    JaxSettings,
     Settings,
     Success,
     TorchrunSettings,
@@ -84,18 +83,13 @@ def _refuse_params(tasks: Sequence[Task]) -> None:
 
 
 def _refuse_misfit(settings: Settings, emulator: EmulatorSettings, spec: EmulatorSpec) -> None:
-    """Raises SettingsError for an agent that is not made for the emulator, or a trainer that cannot train the two."""
+    """Raises SettingsError for an agent that is not made for the emulator."""
     agent, choice = agent_plugin(settings), f"agent={settings.agent.name}"
     has = f"emulator={emulator.name} has {spec.described()}"
     if not agent.suits.fits(spec):
         classes = settings_classes(AGENT).items()
         able = [name for name, kind in classes if issubclass(kind, AgentPlugin) and kind.suits.fits(spec)]
         raise SettingsError(f"{choice} is made for {agent.suits.value}, and {has}: use agent={' or '.join(able)}")
-    if framework_of(settings) is Framework.jax:
-        if agent.suits not in (Suits.spaces, Suits.all):
-            raise SettingsError(f"trainer=jax learns agent=generic alone, not {choice}; leave it out")
-        if isinstance(spec.actions, ProductActions):
-            raise SettingsError(f"trainer=jax learns one action at a time, and {has}; leave it out")
 
 
 def build_environment(emulator: EmulatorSettings) -> Callable[[], Any]:
@@ -179,23 +173,27 @@ def placed(settings: Settings, agent: AgentFactory) -> AgentFactory:
     """Returns what makes the agent where it acts on the host: on ``trainer.device``. Raises DeviceError."""
     from digirl_dist.agent.placement import Placed
 
-    return Placed(agent, _device_of(settings, None))
+    return Placed(agent, device_of(settings, None))
 
 
 def refuse_devices(settings: Settings, rank: Rank | None = None) -> None:
     """Raises DeviceError for a ``trainer.device`` that is not there, or too few devices for the training processes of
     this machine."""
-    if isinstance(settings.trainer, TorchrunSettings):
+    if rank is None and isinstance(settings.trainer, TorchrunSettings):
         ranks = settings.trainer.nproc_per_node
         rank = Rank(0, ranks, 0, ranks)
-    _device_of(settings, rank)
+    _resolved(settings, rank, None)  # what a mask of this process shows is for all that it starts
 
 
-def _device_of(settings: Settings, rank: Rank | None) -> str:
+def device_of(settings: Settings, rank: Rank | None) -> str:
+    """Returns the device on which this process computes. Raises DeviceError."""
+    return _resolved(settings, rank, os.environ.get("CUDA_VISIBLE_DEVICES"))
+
+
+def _resolved(settings: Settings, rank: Rank | None, mask: str | None) -> str:
     from digirl_dist.parallel.compute_device import DeviceRequest, resolve_device, visible_devices
 
-    visible = visible_devices(None)  # what a mask of this process shows is for all that it starts
-    return resolve_device(DeviceRequest(settings.trainer.device), rank, visible)
+    return resolve_device(DeviceRequest(settings.trainer.device), rank, visible_devices(mask))
 
 
 def build_algorithm(settings: Settings, device: Device) -> AlgorithmFactory:
@@ -204,15 +202,9 @@ def build_algorithm(settings: Settings, device: Device) -> AlgorithmFactory:
         from digirl_dist.algorithm.no_training import NoTraining
 
         return lambda agent, peers: NoTraining()
-    framework = framework_of(settings)
     return algorithm_plugin(settings).build(
-        LearningContext(settings.seed, settings.train_iterations, device.max_steps, framework, device.tasks)
+        LearningContext(settings.seed, settings.train_iterations, device.max_steps, device.tasks)
     )
-
-
-def framework_of(settings: Settings) -> Framework:
-    """Returns what computes gradients."""
-    return Framework.jax if isinstance(settings.trainer, JaxSettings) else Framework.torch
 
 
 def build_host_policy(

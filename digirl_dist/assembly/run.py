@@ -5,30 +5,26 @@ from __future__ import annotations
 import os
 import sys
 from contextlib import ExitStack
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
 from digirl_dist import host
 from digirl_dist.agent import AgentFactory
 from digirl_dist.assembly import schedule, validate
 from digirl_dist.assembly.collector import RunContext, build_collector
-from digirl_dist.assembly.facts import facts_of
 from digirl_dist.assembly.parts import (
     build_agent,
-    build_algorithm,
     build_device,
     record_start,
     refuse_devices,
     run_root,
-    starting,
     tells_success,
 )
-from digirl_dist.assembly.policy import describe_policy
+from digirl_dist.assembly.trainers import Learning
 from digirl_dist.collect.iteration import Closing
 from digirl_dist.emulator.plugins import Device
 from digirl_dist.host import Evaluator
 from digirl_dist.parallel.failure import telling
-from digirl_dist.parallel.group import GroupLimits
 from digirl_dist.parallel.rank import Rank, launched_rank
 from digirl_dist.report.experiment_log import ExperimentLog
 from digirl_dist.report.loggers import LoggedRun
@@ -37,17 +33,14 @@ from digirl_dist.report.metrics import Metrics
 from digirl_dist.report.output import shown
 from digirl_dist.report.progress import Progress
 from digirl_dist.report.report import Report
-from digirl_dist.settings import Settings, Success, TorchrunSettings, configuration
+from digirl_dist.settings import Settings, Success, configuration
 from digirl_dist.settings.keys import flat
 from digirl_dist.settings.modes import only_measures
 from digirl_dist.storage import provenance
-from digirl_dist.storage.checkpoint import Checkpoints
 from digirl_dist.storage.disk_full import WaitForSpace
 from digirl_dist.storage.events import Events
 from digirl_dist.storage.run_folder import RunFolder
 from digirl_dist.storage.trajectory_store import Store
-from digirl_dist.trainer import Trainer
-from digirl_dist.trainer.rank_process import TrainerSpec
 
 
 @dataclass(frozen=True)
@@ -79,11 +72,22 @@ def run(
     the ranks of a ``torchrun run.py``, the first does all this, and the others learn with it.
     """
     rank = launched_rank(os.environ)
-    if progress is None:
-        with shown("load the parts of the run", sys.stdout if rank is None or rank.is_first else None) as own:
-            own.work_on(settings.save_path)
-            run(settings, source, own, last)
+    if progress is not None:
+        _run(settings, rank, source, progress, last)
         return
+    with shown("load the parts of the run", sys.stdout if rank is None or rank.is_first else None) as own:
+        own.work_on(settings.save_path)
+        _run(settings, rank, source, own, last)
+
+
+def measure(settings: Settings, progress: Progress) -> None:
+    """Makes a run that only measures, in this process alone, whatever launch it is of."""
+    _run(settings, None, None, progress, None)
+
+
+def _run(
+    settings: Settings, rank: Rank | None, source: configuration.Source | None, progress: Progress, last: int | None
+) -> None:
     validate.refuse_contradictions(settings, rank=rank)
     closing, ahead = schedule.closing(settings), schedule.iterations_ahead(settings)
     device = build_device(settings, settings.emulator)
@@ -91,15 +95,16 @@ def run(
     refuse_devices(settings, rank)
     root = run_root(settings)
     Metrics(root / "metrics.jsonl")  # a damaged file is refused before anything is written
-    trainer_spec = _trainer_spec(settings, device, agent, root)
+    learning = Learning(settings, device, agent, rank)
     if rank is None or rank.is_first:
         last = settings.train_iterations if last is None else last
-        _lead(RunSpec(settings, source, root, last, closing, ahead, device, agent), trainer_spec, rank, progress)
+        _lead(RunSpec(settings, source, root, last, closing, ahead, device, agent), learning, progress)
     else:
-        _follow(trainer_spec, rank)
+        with telling(rank):
+            learning.follow()
 
 
-def _lead(spec: RunSpec, trainer_spec: TrainerSpec, rank: Rank | None, progress: Progress) -> None:
+def _lead(spec: RunSpec, learning: Learning, progress: Progress) -> None:
     settings, status = spec.settings, progress.status
     plan = schedule.plan(settings, spec.device.tasks)
     with ExitStack() as stack:
@@ -122,7 +127,7 @@ def _lead(spec: RunSpec, trainer_spec: TrainerSpec, rank: Rank | None, progress:
         what = "the measurement" if only_measures(settings) else "the run"
         stack.enter_context(status.until_the_end_of(what, events))
         status.host("load the agent and its newest checkpoint")
-        trainer = _trainer(settings, trainer_spec, folder, write_policy, rank, stack)
+        trainer = learning.trainer(stack, write_policy)
         stack.callback(trainer.close)
         measured = trainer.resume() if only_measures(settings) else None
         if measured:
@@ -139,8 +144,7 @@ def _lead(spec: RunSpec, trainer_spec: TrainerSpec, rank: Rank | None, progress:
         else:
             every, last = settings.evaluation.every, settings.train_iterations
             test_plan = schedule.evaluation_plan(settings)
-            checkpoints = trainer_spec.checkpoints.with_write_policy(write_policy)
-            evaluator = Evaluator(collector, test_plan, store, checkpoints, report, every, last)
+            evaluator = Evaluator(collector, test_plan, store, learning.checkpoints(write_policy), report, every, last)
             host.train(collector, trainer, store, plan, evaluator, report, spec.last)
 
 
@@ -156,62 +160,3 @@ def experiment_log(settings: Settings, folder: RunFolder, events: Events) -> Exp
         events.emit("logger_failed", logger=name, reason=reason)
 
     return ExperimentLog(validate.loggers_of(settings), run, failed)
-
-
-def _trainer_spec(settings: Settings, device: Device, agent: AgentFactory, root: Path) -> TrainerSpec:
-    """What every process that makes updates of the run folder ``root`` must know."""
-    trainer = settings.trainer
-    return TrainerSpec(
-        agent=starting(settings, agent),
-        algorithm=build_algorithm(settings, device),
-        checkpoints=Checkpoints(
-            root / "checkpoints",
-            settings.save_freq,
-            settings.keep_checkpoints,
-            in_use=settings.collect_ahead,
-            policy=describe_policy(settings, device.spec),
-        ),
-        trajectories=root / "trajectories",
-        replay_size=trainer.replay_size,
-        offline=schedule.offline_data(settings),
-        seed=settings.seed,
-        max_staleness=settings.max_staleness,
-        device=trainer.device,
-        limits=GroupLimits(trainer.start_s, trainer.exchange_s, trainer.idle_s),
-        idle_s=trainer.idle_s,
-        shard=tuple(trainer.shard_blocks) if trainer.shard else None,
-        facts=facts_of(settings, device),
-    )
-
-
-def _trainer(
-    settings: Settings,
-    trainer_spec: TrainerSpec,
-    folder: RunFolder,
-    write_policy: WaitForSpace,
-    rank: Rank | None,
-    stack: ExitStack,
-) -> Trainer:
-    """One of three: this process, all ranks of its launch with this one in the lead, or a group that it starts."""
-    writing = replace(trainer_spec, checkpoints=trainer_spec.checkpoints.with_write_policy(write_policy))
-    match settings.trainer:
-        case TorchrunSettings() as spec:
-            from digirl_dist.trainer.torchrun import TorchrunTrainer
-
-            return TorchrunTrainer(trainer_spec, spec, folder.root / "trainer.log")
-        case _ if rank is not None and rank.world_size > 1:
-            from digirl_dist.trainer.joint import JointTrainer
-
-            log, limit_s = folder.root / "trainer.log", settings.trainer.idle_s
-            joined = stack.enter_context(writing.joined(rank))
-            return JointTrainer(*joined, lambda: trainer_spec.sift_if_suspect(log, limit_s))
-        case _:
-            return writing.alone(rank)
-
-
-def _follow(trainer_spec: TrainerSpec, rank: Rank) -> None:
-    """What a rank of ``torchrun run.py`` does when it is not the first: its share of every update."""
-    from digirl_dist.trainer.joint import follow
-
-    with telling(rank), trainer_spec.joined(rank) as (trainer, group):
-        follow(trainer, group, Store(trainer_spec.trajectories), trainer_spec.idle_s)

@@ -12,14 +12,12 @@ from importlib.util import find_spec
 
 from digirl_dist.agent.plugins.custom import CustomAgentSettings
 from digirl_dist.agent.plugins.vlm import VlmSettings
-from digirl_dist.algorithm.plugins import AlgorithmPlugin
 from digirl_dist.assembly.parts import (
     agent_plugin,
     algorithm_plugin,
     build_algorithm,
     build_device,
     collector_plugin,
-    framework_of,
     run_root,
 )
 from digirl_dist.capacity import Machine, pool_size
@@ -30,7 +28,6 @@ from digirl_dist.report import loggers
 from digirl_dist.settings import (
     Close,
     Inference,
-    JaxSettings,
     OpenAIEngineSettings,
     Parallel,
     Settings,
@@ -45,7 +42,6 @@ from digirl_dist.settings.extras import extra_needed
 from digirl_dist.settings.modes import needs_emulators, only_measures
 from digirl_dist.settings.nearest import nearest
 from digirl_dist.settings.paths import refuse_bad_paths
-from digirl_dist.settings.plugins import ALGORITHM, settings_classes
 from digirl_dist.settings.ranges import refuse_out_of_range
 from digirl_dist.settings.unread import refuse_unread
 from digirl_dist.storage.checkpoint import Checkpoints
@@ -63,8 +59,6 @@ class Command(Enum):
     """A ``Fleet``: its policies come from the program, and nothing is learned."""
     ranks = "ranks"
     """``python -m digirl_dist.train``: emulators on every rank."""
-    measure = "measure"
-    """A job of ``eval-jobs``: nothing is learned."""
 
 
 def refuse_contradictions(settings: Settings, rank: Rank | None = None, command: Command = Command.run) -> None:
@@ -93,13 +87,6 @@ def refuse_contradictions(settings: Settings, rank: Rank | None = None, command:
             _refuse_resume(settings)
             _refuse_learning(settings)
             _refuse_start(settings)
-        case Command.measure:
-            if settings.success is not Success.environment:
-                raise SettingsError(
-                    f"success={settings.success.value} is for runs; evaluation jobs count the emulator's own verdicts"
-                )
-            if settings.start_from is not None:
-                raise SettingsError("start_from is for runs; an evaluation job names a run folder as its save_path")
 
 
 def refuse_before_start(settings: Settings, rank: Rank | None, command: Command = Command.run) -> None:
@@ -174,13 +161,9 @@ def _refuse_loggers(settings: Settings) -> None:
 
 
 def _refuse_launch(settings: Settings, rank: Rank | None) -> None:
-    several = rank is not None and rank.world_size > 1
-    if several and isinstance(settings.trainer, TorchrunSettings):
-        raise SettingsError("torchrun has started several ranks already; leave trainer=torchrun out")
-    if isinstance(settings.trainer, JaxSettings):
-        raise SettingsError("trainer=jax is for ranks with emulators: python -m digirl_dist.train; leave it out here")
-    if settings.trainer.shard and not (several or isinstance(settings.trainer, TorchrunSettings)):
-        raise SettingsError("trainer.shard spreads an agent over several ranks: add trainer=torchrun, or use torchrun")
+    if rank is not None and isinstance(settings.trainer, TorchrunSettings):
+        if rank.local_world_size != settings.trainer.nproc_per_node:
+            raise SettingsError("a launcher has started the ranks already; leave trainer=torchrun out")
 
 
 def _refuse_resume(settings: Settings) -> None:
@@ -197,14 +180,6 @@ def _refuse_learning(settings: Settings) -> None:
             f"agent={name} acts and cannot be trained: measure it with task_mode=evaluate (--config-name eval), "
             "or collect with task_mode=collect and train another agent on that, with offline.data; or use agent=vlm"
         )
-    framework = framework_of(settings)
-    if framework not in algorithm_plugin(settings).frameworks:
-        able = [each for each, kind in settings_classes(ALGORITHM).items() if _can(kind, framework)]
-        raise SettingsError(f"trainer=jax learns by train_algorithm={' or '.join(able)}, not {_algorithm(settings)}")
-
-
-def _can(kind: type, framework: object) -> bool:
-    return issubclass(kind, AlgorithmPlugin) and framework in kind.frameworks
 
 
 def _refuse_modes(settings: Settings) -> None:
@@ -297,8 +272,6 @@ def _refuse_on_ranks(settings: Settings) -> None:
         raise SettingsError(f"ranks with emulators learn online alone; use run.py for {settings.train_mode.value}")
     if isinstance(settings.engine, OpenAIEngineSettings):
         raise SettingsError("ranks with emulators act by themselves; leave engine=openai out")
-    if settings.trainer.shard:
-        raise SettingsError("ranks with emulators act with a whole agent each; use run.py for trainer.shard")
     if settings.evaluation.every:
         raise SettingsError("ranks with emulators evaluate by distributed.eval_freq; leave evaluation.every out")
     if unread := [name for name, is_set in _of_a_host(settings).items() if is_set]:
@@ -314,10 +287,6 @@ def _refuse_on_ranks(settings: Settings) -> None:
             f"bsize={settings.bsize} emulators make groups of {size} episodes at a time, and an update sees the newest "
             f"trainer.replay_size={settings.trainer.replay_size}: no group would ever be complete; raise that"
         )
-    if isinstance(settings.trainer, JaxSettings):
-        with extra_needed("trainer=jax", "JAX", "jax"):
-            import jax  # noqa: F401
-            import optax  # noqa: F401
 
 
 def _of_a_host(settings: Settings) -> dict[str, bool]:

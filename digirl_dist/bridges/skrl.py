@@ -27,3 +27,18 @@ def wrapped(here: RankedVector) -> Any:
     ours._is_distributed = here.rank.world_size > 1
     ours.device = here.device
     return wrap_env(here.envs, wrapper="gymnasium", verbose=False)
+
+
+def wrapped_for_jax(here: RankedVector) -> Any:
+    """Does the same for skrl's agents of JAX, alone or as a rank of ``python -m digirl_dist.parallel.jax``.
+
+    On import, skrl joins JAX's ranks by the launcher's variables; one that does not come is named by JAX. Raises
+    SettingsError if JAX, Flax or skrl is not installed.
+    """
+    with extra_needed("skrl with JAX", "JAX, Flax and skrl", "jax"):
+        import flax  # noqa: F401
+        import jax
+        from skrl.envs.wrappers.jax import wrap_env
+    settings: Any = jax.config
+    settings.update("jax_enable_preemption_service", False)  # it would keep SIGTERM from ending the process
+    return wrap_env(here.envs, wrapper="gymnasium", verbose=False)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
@@ -20,10 +21,9 @@ from digirl_dist.emulator import BoxActions, DiscreteActions, EmulatorSpec, Prod
 from digirl_dist.errors import SettingsError
 from digirl_dist.parallel.failure import say
 from digirl_dist.parallel.group import Group
-from digirl_dist.parallel.rank import Rank
+from digirl_dist.parallel.rank import Rank, is_of_jax, own_rank
 from digirl_dist.settings import configuration
-from digirl_dist.train.launch import RankContext, stream_of
-from digirl_dist.train.rendezvous import join_ranks
+from digirl_dist.train.launch import RankContext, join_ranks, stream_of
 from digirl_dist.train.streams import Stream
 from digirl_dist.train.watched_emulator import Watch
 from digirl_dist.trajectory import Decision
@@ -93,8 +93,9 @@ class RankedVector:
     envs: EmulatorVector
     rank: Rank
     device: str
-    """``cpu`` or ``cuda:N``, this rank's own."""
-    group: Group
+    """``cpu`` or ``cuda:N``, this rank's own; among ranks of JAX, ``trainer.device``."""
+    group: Group | None
+    """None for ranks of the JAX launcher: JAX joins them when skrl is imported."""
     folder: Path
     """The configured save_path; nothing is written there yet."""
 
@@ -105,19 +106,20 @@ def ranked_vector(
 ) -> Iterator[RankedVector]:
     """Builds this rank's ``bsize`` emulators as ``digirl_dist.train`` does, and joins the process group.
 
-    Works under torchrun or alone. The group uses NCCL on CUDA, gloo otherwise. Raises SettingsError, DeviceError or
-    PeerError.
+    Works alone, under torchrun, and under the launcher of JAX. The group uses NCCL on CUDA, gloo
+    otherwise. Raises SettingsError, DeviceError or PeerError.
     """
     settings = configuration.load(config_path, config_name, overrides)
     refuse_contradictions(settings, command=Command.ranks)
     with ExitStack() as stack:
-        rendezvous = stack.enter_context(join_ranks(settings))
-        rank = rendezvous.group.rank
+        rank, device, group = own_rank(os.environ), settings.trainer.device, None
+        if not is_of_jax(os.environ):
+            group, device = stack.enter_context(join_ranks(settings))
         watch = stack.enter_context(Watch(partial(say, rank), settings.distributed.gate_s).kept())
         envs = _vector(RankContext(settings, build_device(settings, settings.emulator), rank, watch))
         stack.callback(envs.close)
         folder = Path(settings.save_path).expanduser().resolve()
-        yield RankedVector(envs, rank, rendezvous.device, rendezvous.group, folder)
+        yield RankedVector(envs, rank, device, group, folder)
 
 
 def _vector(context: RankContext) -> EmulatorVector:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import json
 import os
 import sys
 from collections.abc import Sequence
@@ -13,7 +14,7 @@ from digirl_dist.cli.command import command, fitted, names
 from digirl_dist.cli.completion import answer_the_shell, is_asked_by_a_shell
 from digirl_dist.cli.configured import often_used
 from digirl_dist.errors import SettingsError
-from digirl_dist.exit_status import RESUMES, end_without_a_search_for_garbage, exit_status
+from digirl_dist.exit_status import RESUMES, WORDS, end_without_a_search_for_garbage, exit_status
 
 _OVERVIEW = """\
 digirl-dist {version}: trains device-control agents with reinforcement learning on any machines you can ssh to
@@ -34,6 +35,7 @@ _AS_BEFORE = "python run.py --config-path config/multimachine --config-name host
 def main(argv: Sequence[str] | None = None) -> int:
     """Returns the exit status: 0 done, 1 failed, 2 wrong configuration or command, 130 interrupted."""
     words = list(sys.argv[1:] if argv is None else argv)
+    words += json.loads(os.environ.pop(WORDS, "[]"))
     if words[:1] == ["help"] and words[1:]:
         words = [*words[1:], "--help"]
     if words and (words[0].startswith("--config-") or "=" in words[0]):

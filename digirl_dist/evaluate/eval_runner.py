@@ -15,13 +15,11 @@ import sys
 import time
 import traceback
 from collections.abc import Sequence
-from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO
 
 from digirl_dist.capacity import let_waiting_threads_sleep
-from digirl_dist.errors import SettingsError
+from digirl_dist.errors import RunFolderError, SettingsError
 from digirl_dist.evaluate.jobs import EvalJob, read_jobs
 from digirl_dist.evaluate.results import DONE, FAILED, INCOMPLETE, JobResult, OutputFolder, merge, table, wait_for_all
 from digirl_dist.exit_status import (
@@ -47,8 +45,6 @@ class EvalRun:
     folder: OutputFolder
     continue_on_error: bool
     merge_wait_s: float
-    lock: IO[bytes]
-    """Held until this rank has merged."""
 
     def run(self) -> bool:
         """Runs this rank's jobs and merges all results, whatever happens. Returns False if the launch must fail.
@@ -61,7 +57,6 @@ class EvalRun:
                 wait_for_all(self.folder, self.jobs, self.merge_wait_s)
         finally:
             results = merge(self.folder, self.jobs, self.rank.world_size)
-            self.lock.close()
         if not self.rank.is_first:
             return went_well or self.continue_on_error
         print(table(results), flush=True)
@@ -85,10 +80,13 @@ class EvalRun:
         with interruptions_wait():
             from digirl_dist.evaluate.measure import measure
 
+        self.folder.begin(job, self.rank)
         print(f"rank {self.rank.rank} ({self.device}) runs {job.name}", flush=True)
         started = time.monotonic()
         try:
-            measured = measure(job, self.device, self._work(job), self.folder.dataset(job, self.rank))
+            measured = measure(job, self.device, self.folder.run(job), self.folder.dataset(job, self.rank))
+        except RunFolderError:
+            raise  # another evaluation runs it, and will write its result
         except (Exception, SystemExit) as error:  # a job's own code may raise anything; the table must show it
             trace = traceback.format_exc()
             seconds = round(time.monotonic() - started, 3)
@@ -105,11 +103,6 @@ class EvalRun:
             said = printable(measured.missing)
             print(f"rank {self.rank.rank}: {job.name} is incomplete: {said}", file=sys.stderr, flush=True)
         return not measured.missing
-
-    def _work(self, job: EvalJob) -> Path:
-        work = self.folder.work(job)
-        work.mkdir(parents=True, exist_ok=True)
-        return work
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -141,15 +134,11 @@ def _prepared(options: argparse.Namespace) -> EvalRun:
     refuse_unwritable("--output_dir", folder.root, PathUse.output_folder)
     folder.root.mkdir(parents=True, exist_ok=True)
     jobs = [job.pinned() for job in listed.jobs]
-    here = rank or Rank()
-    with ExitStack() as stack:
-        lock = stack.enter_context(folder.occupy(jobs[here.rank :: here.world_size]))
-        for job in jobs:
-            result = folder.read(job)
-            if not options.continue_on_error and (result is None or result.status != DONE):
-                job.refuse_unusable()
-        stack.pop_all()
-    return EvalRun(jobs, here, device, folder, options.continue_on_error, options.merge_wait, lock)
+    for job in jobs:
+        result = folder.read(job)
+        if not options.continue_on_error and (result is None or result.status != DONE):
+            job.refuse_unusable(folder.run(job), device)
+    return EvalRun(jobs, rank or Rank(), device, folder, options.continue_on_error, options.merge_wait)
 
 
 def _launched_at(rank: Rank | None) -> float:

@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import json
 import re
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field, fields, replace
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
-from digirl_dist.assembly.validate import Command, refuse_contradictions
+from digirl_dist.assembly.validate import refuse_contradictions
 from digirl_dist.errors import CheckpointError, EvalJobsError, SettingsError
 from digirl_dist.parallel.compute_device import AUTO
 from digirl_dist.settings import Settings, configuration
@@ -20,7 +19,6 @@ from digirl_dist.settings.keys import key_of
 from digirl_dist.settings.paths import expanded
 from digirl_dist.settings.safe_yaml import read_yaml
 from digirl_dist.storage.checkpoint import Checkpoints
-from digirl_dist.storage.digest import digest
 from digirl_dist.types import Natural
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,120}")
@@ -31,8 +29,11 @@ _INSTEAD = {
     "rollout_size": "the job's num_episodes",
     "eval_iterations": "the job's num_episodes",
     "trainer.device": "the list's device",
+    "start_from": "the job's own save_path",
+    "task_mode": "a job measures, which",
 }
 """Settings of runs that a job has elsewhere, and what has their meaning there."""
+_UNLESS_GIVEN, _MEASURES = ("parallel=single", "loggers=[]"), ("task_mode=evaluate",)
 
 
 @dataclass(frozen=True)
@@ -67,35 +68,41 @@ class EvalJob:
             return self
         return replace(self, checkpoint=max(self.checkpoints.iterations(), default=None))
 
-    def settings(self) -> Settings:
-        """Returns the job's settings. Raises SettingsError for what cannot be used."""
-        settings = configuration.load(self.config_path, self.config_name, self.overrides)
-        settings = replace(settings, limits=replace(settings.limits, set_aside_share=1.0))
-        refuse_contradictions(settings, command=Command.measure)
+    def settings(self, folder: Path, device: str, rounds: int = 1) -> Settings:
+        """Returns the settings of the run in ``folder`` that measures on ``device`` in so many rounds.
+
+        Raises SettingsError for what cannot be used.
+        """
+        overrides = [*_UNLESS_GIVEN, *self.overrides, *_MEASURES, f"seed={self.seed}"]
+        settings = configuration.load(self.config_path, self.config_name, overrides)
+        start = None if self.save_path is None else str(self.checkpoints.root / f"{self.trained():06d}")
+        slots = settings.bsize if isinstance(settings.bsize, int) else 1
+        settings = replace(
+            settings,
+            save_path=str(folder),
+            start_from=start,
+            rollout_size=self.num_episodes or slots,
+            eval_iterations=rounds,
+            trainer=replace(settings.trainer, device=device),
+            limits=replace(settings.limits, set_aside_share=1.0),
+        )
+        refuse_contradictions(settings)
         return settings
 
-    def trained(self) -> int | None:
-        """Returns its checkpoint of the run in ``save_path``, None for fresh weights. Raises CheckpointError."""
-        if self.save_path is None:
-            return None
+    def trained(self) -> int:
+        """Returns which checkpoint of the run in ``save_path`` is evaluated. Raises CheckpointError without one."""
         kept = self.checkpoints.iterations()
-        if self.checkpoint not in kept:
+        if self.checkpoint is None or self.checkpoint not in kept:
             which = "" if self.checkpoint is None else f" {self.checkpoint}, but {', '.join(map(str, kept)) or 'none'}"
             raise CheckpointError(f"{self.checkpoints.root} holds no checkpoint{which}")
         return self.checkpoint
 
-    def refuse_unusable(self) -> None:
+    def refuse_unusable(self, folder: Path, device: str) -> None:
         """Raises EvalJobsError for settings that cannot be used, and for a checkpoint that is not there."""
         try:
-            self.settings()
-            self.trained()
+            self.settings(folder, device)
         except (SettingsError, CheckpointError) as error:
             raise EvalJobsError(f"job {self.name!r} cannot run: {error}") from error
-
-    def fingerprint(self) -> str:
-        """Returns a digest of everything that determines the result."""
-        content = {key: value for key, value in asdict(self).items() if (key, value) != ("checkpoint", None)}
-        return digest(json.dumps(content, sort_keys=True).encode())
 
 
 @dataclass(frozen=True)

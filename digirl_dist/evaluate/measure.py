@@ -1,33 +1,33 @@
-"""Runs the episodes of one evaluation job."""
+"""Makes one evaluation job: a run with ``task_mode=evaluate`` in a folder of its own."""
 
 from __future__ import annotations
 
+import json
+import math
 import random
-import shutil
-from collections.abc import Iterator, Sequence
-from contextlib import closing, contextmanager
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
 import torch
 
-from digirl_dist.agent import AgentFactory, contract
-from digirl_dist.agent.placement import Placed
-from digirl_dist.assembly.collector import inline_collector
-from digirl_dist.assembly.parts import build_agent, build_device
-from digirl_dist.collect import Collector
-from digirl_dist.collect.iteration import Closing
+from digirl_dist.assembly import run
 from digirl_dist.evaluate.jobs import EvalJob
 from digirl_dist.report.metrics import results
+from digirl_dist.report.output import shown
+from digirl_dist.settings import regular_file
 from digirl_dist.storage import parquet
-from digirl_dist.storage.checkpoint import Checkpoint, Checkpoints
-from digirl_dist.storage.events import Events
-from digirl_dist.storage.status import Status
 from digirl_dist.storage.trajectory_store import Store
-from digirl_dist.tasks import Plan
+from digirl_dist.tasks import Round
 from digirl_dist.trajectory import Trajectory
 from digirl_dist.types import Json
+
+_MARGIN = 1.25
+"""Rounds that a run makes, as a multiple of those that episodes of the length so far would need."""
+_FIGURES = ("episodes", "success_rate", "reward_mean", "reward_max", "steps_mean")
+"""Those of ``metrics.jsonl`` that describe episodes."""
 
 
 @dataclass(frozen=True)
@@ -38,31 +38,32 @@ class Measured:
     missing: str = ""
 
 
-def measure(job: EvalJob, device: str, work: Path, dataset: Path) -> Measured:
-    """Runs the job with its policy on ``device``, and writes its episodes to ``dataset``.
+def measure(job: EvalJob, device: str, folder: Path, dataset: Path) -> Measured:
+    """Runs the job with its policy on ``device`` in the run folder ``folder``, and writes its episodes to ``dataset``.
 
-    ``work`` keeps the progress of an interrupted job. A job shares no state with others and ignores their order. Raises
-    CollectionError if no episode succeeds in running at all.
+    Continues what an interrupted evaluation left in ``folder``. A job shares no state with others and ignores their
+    order. Raises CollectionError if no episode succeeds in running at all, RunFolderError if another process has the
+    folder.
     """
-    settings = job.settings()
-    emulator = build_device(settings, settings.emulator)
-    agent = build_agent(settings, emulator.spec)
-    checkpoint = _checkpoint(job, agent, work)
-    size = job.num_episodes or (settings.bsize if isinstance(settings.bsize, int) else 1)
-    plan = Plan(emulator.tasks, size, job.seed, settings.task_order.value, share="test")
-    events = Events(work / "events.jsonl")
-    store = Store(work / "trajectories")
-    status = Status(work / "status.json")
-    collector = inline_collector(settings, emulator, Placed(agent, device), store, events, status, Closing())
-    with _own_randomness(job.seed), closing(events), closing(collector):
-        episodes, aside = _episodes(job, collector, plan, checkpoint, store)
-    parquet.write(dataset, episodes)
-    metrics = _metrics(episodes, checkpoint)
-    if not aside:
-        shutil.rmtree(work)
+    rounds = 1
+    while True:
+        settings = job.settings(folder, device, rounds)
+        with _own_randomness(job.seed), shown("measure", None) as progress:
+            run.measure(settings, progress)
+        found = _episodes(folder, rounds)
+        steps = sum(len(episode.steps) for episode in found)
+        if job.num_steps is None or steps >= job.num_steps:
+            break
+        rounds = max(rounds + 1, math.ceil(_MARGIN * rounds * job.num_steps / steps))
+    lacking = rounds * settings.rollout_size - len(found)
+    found = _until(found, job.num_steps)
+    parquet.write(dataset, found)
+    figures = results(0, found)
+    metrics = {"checkpoint": job.checkpoint or 0, **{name: figures[name] for name in _FIGURES}}
+    if not lacking:
         return Measured(metrics)
     wanted = "" if job.num_episodes is None else f" of {job.num_episodes}"
-    return Measured(metrics, f"{len(episodes)}{wanted} episodes; set aside: {'; '.join(aside)}")
+    return Measured(metrics, f"{len(found)}{wanted} episodes; set aside: {'; '.join(_set_aside(folder))}")
 
 
 @contextmanager
@@ -80,49 +81,27 @@ def _own_randomness(seed: int) -> Iterator[None]:
             np.random.set_state(before[1])
 
 
-def _episodes(
-    job: EvalJob, collector: Collector, plan: Plan, checkpoint: Checkpoint, store: Store
-) -> tuple[Sequence[Trajectory], Sequence[str]]:
-    """Returns the episodes of the first ``num_episodes`` tickets, or of as many as have ``num_steps`` in total, and the
-    tickets that failed too often, with the reasons.
-
-    The order is that of the tickets, so the result does not depend on which slot was faster.
-    """
-    found: list[Trajectory] = []
-    aside: list[str] = []
-    rounds = 0
-    while not _enough(job, found, aside):
-        result = collector.collect(checkpoint, plan.tickets(rounds, checkpoint.iteration))
-        store.append(result)
-        for episode in result.trajectories:
-            if not _enough(job, found, aside):
-                # A round is not an iteration of the run, so the dataset numbers its episodes consecutively.
-                found.append(replace(episode, ticket=replace(episode.ticket, iteration=0, index=len(found))))
-        rounds += 1
-        aside += result.set_aside
-    return found, aside
+def _episodes(folder: Path, rounds: int) -> list[Trajectory]:
+    """Returns the episodes of the run, numbered in the order of their tickets, whichever slot was faster."""
+    store = Store(folder / "trajectories")
+    found = [store.landed(Round(number, "measure", 0)) for number in range(rounds)]
+    ordered = [episodes[key] for episodes in found for key in sorted(episodes)]
+    return [
+        replace(episode, ticket=replace(episode.ticket, iteration=0, index=index))
+        for index, episode in enumerate(ordered)
+    ]
 
 
-def _enough(job: EvalJob, found: Sequence[Trajectory], aside: Sequence[str]) -> bool:
-    if job.num_episodes is not None:
-        return len(found) + len(aside) >= job.num_episodes
-    assert job.num_steps is not None
-    return sum(len(episode.steps) for episode in found) >= job.num_steps
+def _until(episodes: list[Trajectory], num_steps: int | None) -> list[Trajectory]:
+    """Returns the first episodes that have ``num_steps`` steps in total; None: all."""
+    if num_steps is None:
+        return episodes
+    totals = np.cumsum([len(episode.steps) for episode in episodes])
+    return episodes[: 1 + int(np.searchsorted(totals, num_steps))]
 
 
-def _checkpoint(job: EvalJob, agent: AgentFactory, work: Path) -> Checkpoint:
-    """Returns the job's checkpoint of its run folder, or a fresh one. Raises CheckpointError if there is none."""
-    trained = job.trained()
-    if trained is not None:
-        return job.checkpoints.open(trained)
-    fresh = Checkpoints(work / "checkpoints")
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(job.seed)
-        return fresh.newest() or fresh.save(0, contract.state_of(agent()), {}, {})
-
-
-def _metrics(episodes: Sequence[Trajectory], checkpoint: Checkpoint) -> dict[str, Json]:
-    """Returns those figures of ``metrics.jsonl`` that describe episodes."""
-    figures = results(0, episodes)
-    kept = ("episodes", "success_rate", "reward_mean", "reward_max", "steps_mean")
-    return {"checkpoint": checkpoint.iteration, **{name: figures[name] for name in kept}}
+def _set_aside(folder: Path) -> list[str]:
+    """Returns why tickets of the run were set aside."""
+    events = map(json.loads, regular_file.content(folder / "events.jsonl").splitlines())
+    aside = [event for event in events if event["event"] == "ticket_set_aside"]
+    return list(dict.fromkeys(f"episode {event['ticket']}: {event['reason']}" for event in aside))

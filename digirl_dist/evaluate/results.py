@@ -6,22 +6,19 @@ complete once the last one has ended, and names the missing jobs if one was kill
 
 from __future__ import annotations
 
-import fcntl
 import json
 import re
 import time
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 from digirl_dist.errors import EvalJobsError
 from digirl_dist.evaluate.jobs import EvalJob
 from digirl_dist.parallel.rank import Rank
 from digirl_dist.settings import regular_file
-from digirl_dist.storage import atomic_files, file_system
-from digirl_dist.storage.digest import digest
+from digirl_dist.storage import atomic_files
 from digirl_dist.types import Json
 
 DONE, INCOMPLETE, FAILED, MISSING = "done", "incomplete", "failed", "missing"
@@ -67,34 +64,21 @@ class OutputFolder:
     def result(self, job: EvalJob) -> Path:
         return self.root / f"result_{job.name}.json"
 
-    def work(self, job: EvalJob) -> Path:
-        """Returns a running job's folder; episodes that landed there do not run again."""
-        return self.root / ".work" / f"{job.name}-{job.fingerprint()}"
-
-    def occupy(self, jobs: Sequence[EvalJob]) -> IO[bytes]:
-        """Keeps other launches from these jobs until the file is closed. Raises EvalJobsError if one runs them."""
-        file = atomic_files.opened_to_append(self.root / ".jobs.lock")
-        for job in jobs:
-            try:
-                fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB, 1, int(digest(job.name.encode())[:12], 16))
-            except (BlockingIOError, PermissionError) as error:  # what POSIX has for a lock that another process holds
-                file.close()
-                raise EvalJobsError(
-                    f"another evaluation runs the job {job.name!r} in {self.root} now: wait for its end, or name "
-                    "another --output_dir"
-                ) from error
-            except OSError as error:
-                file.close()
-                reason = f"{self.root} cannot be used, as its file system has no locks: {error.strerror}"
-                raise EvalJobsError(f"{reason}; name another --output_dir") from error
-        return file
+    def run(self, job: EvalJob) -> Path:
+        """Returns the run folder of a job; episodes that landed there do not run again."""
+        return self.root / "runs" / job.name
 
     @property
     def merged(self) -> Path:
         return self.root / "results.json"
 
     def write(self, job: EvalJob, result: JobResult) -> None:
-        atomic_files.write_json(self.result(job), {"fingerprint": job.fingerprint(), **asdict(result)})
+        atomic_files.write_json(self.result(job), {"job": asdict(job), **asdict(result)})
+
+    def begin(self, job: EvalJob, rank: Rank) -> None:
+        """Notes what the job is before it runs. Raises EvalJobsError if another job of its name was begun here."""
+        if self.read(job) is None:
+            self.write(job, JobResult(job.name, MISSING, rank.rank, job.seed))
 
     def read(self, job: EvalJob) -> JobResult | None:
         """Returns a job's result, if there is one. Raises EvalJobsError if the file belongs to another job."""
@@ -107,21 +91,26 @@ class OutputFolder:
             raise EvalJobsError(
                 f"{self.result(job)} cannot be read: {error}; remove it to run the job again"
             ) from error
-        if content.pop("fingerprint", None) != job.fingerprint():
+        if content.pop("job", None) != asdict(job):
             raise EvalJobsError(
                 f"{self.result(job)} is of another job of the same name, or of another checkpoint of its run; choose "
-                "another --output_dir, or remove it"
+                f"another --output_dir, or remove it and {self.run(job)}"
             )
         result = JobResult(**content)
-        return None if result.status != DONE and written_at < self.since else result
+        has_failed_before = result.status != DONE and written_at < self.since
+        return None if has_failed_before or result.status == MISSING else result
 
 
 def merge(folder: OutputFolder, jobs: Sequence[EvalJob], world_size: int) -> list[JobResult]:
-    """Writes ``results.json`` from the results of all jobs, in the order of the jobs."""
-    with _alone(folder.root / ".merge.lock"):
-        results = [folder.read(job) or _missing(job, index % world_size) for index, job in enumerate(jobs)]
-        atomic_files.write_json(folder.merged, {"jobs": [asdict(result) for result in results]})
-    return results
+    """Writes ``results.json`` from the results of all jobs, in the order of the jobs.
+
+    Ranks may merge at once: one that finds newer results when it has written writes again.
+    """
+    merged: list[JobResult] = []
+    while merged != (found := [folder.read(job) or _missing(job, k % world_size) for k, job in enumerate(jobs)]):
+        merged = found
+        atomic_files.write_json(folder.merged, {"jobs": [asdict(result) for result in merged]})
+    return merged
 
 
 def wait_for_all(folder: OutputFolder, jobs: Sequence[EvalJob], limit_s: float) -> None:
@@ -148,11 +137,3 @@ def _values(result: JobResult, metrics: Sequence[str]) -> list[str]:
 
 def _missing(job: EvalJob, rank: int) -> JobResult:
     return JobResult(job.name, MISSING, rank, job.seed)
-
-
-@contextmanager
-def _alone(lock: Path) -> Iterator[None]:
-    """Admits one merge at a time, so that an older view of the folder never replaces a newer one."""
-    with atomic_files.opened_to_append(lock) as file:
-        file_system.lock(file, wait=True)
-        yield

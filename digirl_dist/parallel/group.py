@@ -9,19 +9,19 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import Protocol, TypeVar
+from pathlib import Path
+from typing import TypeVar
 
 import torch
 import torch.distributed as dist
-from torch._C._distributed_c10d import HashStore
+from torch._C._distributed_c10d import FileStore, HashStore
 from torch.distributed.distributed_c10d import PrefixStore, Store
 from torch.distributed.rendezvous import rendezvous
 
 from digirl_dist.errors import DeviceError, PeerError
 from digirl_dist.parallel.failure import telling_a_wait
 from digirl_dist.parallel.loopback import refusing_strangers
-from digirl_dist.parallel.private_store import PrivateStore, launched_store
-from digirl_dist.parallel.rank import Rank, named, restarts
+from digirl_dist.parallel.rank import Rank, named, restarts, store_path
 
 T = TypeVar("T")
 
@@ -37,100 +37,31 @@ _FAILED = "failed"
 class GroupLimits:
     """The longest waits, in seconds: for all ranks to start, for one exchange of numbers, and at a gate."""
 
-    start_s: float = 120.0
+    start_s: float = 180.0
     exchange_s: float = 600.0
     gate_s: float = 3600.0
 
 
-class KeyValueStore(Protocol):
-    """Holds keys and values that every rank can read; PyTorch's ``Store`` is one."""
+class PrivateStore(FileStore):
+    """Where ranks of one machine leave words for each other: a file in a private folder, which ``launch`` makes."""
 
-    def set(self, key: str, value: str) -> object: ...
-
-    def get(self, key: str) -> bytes: ...
+    def __init__(self, path: Path, world_size: int, launcher: int) -> None:
+        super().__init__(str(path), world_size)
+        self._launcher = launcher
 
     def check(self, keys: list[str]) -> bool:
-        """Returns whether all keys are set. Raises RuntimeError when the store is gone."""
-
-    def delete_key(self, key: str) -> bool: ...
-
-
-class Exchange(Protocol):
-    """Exchanges numbers and bytes between all ranks; raises RuntimeError when a rank does not take part."""
-
-    def sum(self, tensor: torch.Tensor) -> None:
-        """Adds up the ranks' tensors, in place."""
-
-    def largest(self, tensor: torch.Tensor) -> None:
-        """Takes the largest of the ranks' values, element by element and in place."""
-
-    def gathered(self, tensor: torch.Tensor) -> list[torch.Tensor]:
-        """Returns the ranks' tensors, which have one shape, in the order of ranks."""
-
-    def bytes_of_first(self, data: bytes) -> bytes:
-        """Returns rank 0's bytes, however many, on every rank."""
-
-    def bytes_of_all(self, data: bytes) -> list[bytes]:
-        """Returns every rank's bytes, however many, on rank 0 in the order of ranks, and nothing elsewhere."""
-
-
-class TorchExchange:
-    """Exchanges numbers and bytes by PyTorch's process group.
-
-    Bytes do not pass through the store: that of torchrun takes 8 MiB at once, and a file would keep them all.
-    """
-
-    def sum(self, tensor: torch.Tensor) -> None:
-        dist.all_reduce(tensor)
-
-    def largest(self, tensor: torch.Tensor) -> None:
-        dist.all_reduce(tensor, dist.ReduceOp.MAX)
-
-    def gathered(self, tensor: torch.Tensor) -> list[torch.Tensor]:
-        parts = [torch.empty_like(tensor) for _ in range(dist.get_world_size())]
-        dist.all_gather(parts, tensor)
-        return parts
-
-    def bytes_of_first(self, data: bytes) -> bytes:
-        size = torch.tensor([len(data)])
-        dist.broadcast(size, 0)
-        whole = _whole(data) if dist.get_rank() == 0 else torch.empty(int(size), dtype=torch.uint8)
-        for piece in _pieces(whole):
-            dist.broadcast(piece, 0)
-        return whole.numpy().tobytes()
-
-    def bytes_of_all(self, data: bytes) -> list[bytes]:
-        sizes = [int(size) for size in self.gathered(torch.tensor([len(data)]))]
-        if dist.get_rank():
-            for piece in _pieces(_whole(data)):
-                dist.send(piece, 0)
-            return []
-        return [data, *(self._received(rank, size) for rank, size in enumerate(sizes[1:], 1))]
-
-    def _received(self, rank: int, size: int) -> bytes:
-        whole = torch.empty(size, dtype=torch.uint8)
-        for piece in _pieces(whole):
-            dist.recv(piece, rank)
-        return whole.numpy().tobytes()
-
-
-def _whole(data: bytes) -> torch.Tensor:
-    """Returns ``data`` as uint8, in memory that torch may write to."""
-    return torch.frombuffer(bytearray(data), dtype=torch.uint8) if data else torch.empty(0, dtype=torch.uint8)
-
-
-def _pieces(whole: torch.Tensor) -> Sequence[torch.Tensor]:
-    """Returns views of a tensor, each small enough to be exchanged within the limit of an exchange; none if empty."""
-    return torch.split(whole, _PIECE) if len(whole) else ()
+        """Returns whether all are set. Raises RuntimeError when the launcher, which would end this rank, is gone."""
+        if os.getppid() != self._launcher:
+            raise RuntimeError(f"process {self._launcher}, which started this rank, has ended")
+        return bool(super().check(keys))
 
 
 class Group:
     """All ranks of a launch. Every method must be called by every rank, in the same order."""
 
-    def __init__(self, rank: Rank, store: KeyValueStore, exchange: Exchange, limits: GroupLimits) -> None:
+    def __init__(self, rank: Rank, store: Store, limits: GroupLimits) -> None:
         self.rank = rank
         self._store = store
-        self._numbers = exchange
         self._limits = limits
         self._gates = 0
         self._orders = 0
@@ -164,29 +95,29 @@ class Group:
 
     def sum(self, tensor: torch.Tensor) -> torch.Tensor:
         """Returns ``tensor``, in place the sum over the ranks, with the same bits on each. Raises PeerError."""
-        self._exchange(lambda: self._numbers.sum(tensor))
+        self._exchange(lambda: dist.all_reduce(tensor))
         return tensor
 
     def largest(self, number: int) -> int:
         """Returns the largest of the ranks' numbers. Raises PeerError."""
         found = torch.tensor([number])
-        self._exchange(lambda: self._numbers.largest(found))
+        self._exchange(lambda: dist.all_reduce(found, dist.ReduceOp.MAX))
         return int(found)
 
     def broadcast(self, data: bytes) -> bytes:
         """Returns rank 0's bytes, on every rank. Raises PeerError."""
         self.gate("hear from rank 0")
-        return self._exchange(lambda: self._numbers.bytes_of_first(data))
+        return self._exchange(lambda: _bytes_of_first(data))
 
     def gather(self, data: bytes) -> list[bytes]:
         """Returns every rank's bytes on rank 0, in the order of ranks, and nothing elsewhere. Raises PeerError."""
         self.gate("bring the results together")
-        return self._exchange(lambda: self._numbers.bytes_of_all(data))
+        return self._exchange(lambda: _bytes_of_all(data))
 
     def check_in_step(self, digest: bytes) -> None:
         """Raises PeerError naming the ranks whose ``digest`` of weights, of one length on all, is not rank 0's."""
         own = torch.frombuffer(bytearray(digest), dtype=torch.uint8)
-        digests = self._exchange(lambda: self._numbers.gathered(own))
+        digests = self._exchange(lambda: _gathered(own))
         astray = [rank for rank, other in enumerate(digests) if not torch.equal(other, digests[0])]
         if astray:
             raise PeerError(f"the weights of {named(astray)} differ from rank 0's after an update")
@@ -236,7 +167,7 @@ def joined(rank: Rank, device: str, limits: GroupLimits) -> Iterator[Group]:
             timeout=timedelta(seconds=limits.exchange_s),
             device_id=torch.device(device) if on_cuda else None,
         )
-    group = Group(rank, store, TorchExchange(), limits)
+    group = Group(rank, store, limits)
     try:
         yield group
     except Exception as error:
@@ -257,8 +188,10 @@ def _meet(rank: Rank, limit_s: float) -> Store:
 def _met(rank: Rank, limit_s: float) -> Store:
     limit = timedelta(seconds=limit_s)
     try:
-        store: Store | None = launched_store(os.environ, rank.world_size)
-        if store is None:  # torchrun keeps one store, in which a former attempt has left the addresses of its ranks
+        store: Store
+        if path := store_path(os.environ):
+            store = PrivateStore(path, rank.world_size, os.getppid())
+        else:  # torchrun keeps one store, in which a former attempt has left the addresses of its ranks
             found = next(rendezvous("env://", rank.rank, rank.world_size, timeout=limit))[0]
             store = PrefixStore(f"attempt/{restarts(os.environ)}", found)
     except (ValueError, RuntimeError) as error:
@@ -284,7 +217,7 @@ def _refuse_shared_devices(store: Store, rank: Rank, device: str) -> None:
         owners[name] = other
 
 
-def _missing(store: KeyValueStore, name: str, world_size: int, limit_s: float) -> list[int]:
+def _missing(store: Store, name: str, world_size: int, limit_s: float) -> list[int]:
     """Returns the ranks that have not set their key below ``name`` within ``limit_s``."""
     keys = [f"{name}/{rank}" for rank in range(world_size)]
     if all_set(store, keys, limit_s):
@@ -292,7 +225,7 @@ def _missing(store: KeyValueStore, name: str, world_size: int, limit_s: float) -
     return [rank for rank, key in enumerate(keys) if not store.check([key])]
 
 
-def all_set(store: KeyValueStore, keys: Sequence[str], limit_s: float) -> bool:
+def all_set(store: Store, keys: Sequence[str], limit_s: float) -> bool:
     """Waits until all keys are set, and returns False after ``limit_s``.
 
     Raises PeerError if a rank says that it fails, or if the store is gone.
@@ -310,3 +243,50 @@ def all_set(store: KeyValueStore, keys: Sequence[str], limit_s: float) -> bool:
         if time.monotonic() >= deadline:
             return False
         time.sleep(_LOOK_S)
+
+
+# Bytes do not pass through the store: that of torchrun takes 8 MiB at once, and a file would keep them all.
+
+
+def _gathered(tensor: torch.Tensor) -> list[torch.Tensor]:
+    """Returns the ranks' tensors, which have one shape, in the order of ranks."""
+    parts = [torch.empty_like(tensor) for _ in range(dist.get_world_size())]
+    dist.all_gather(parts, tensor)
+    return parts
+
+
+def _bytes_of_first(data: bytes) -> bytes:
+    """Returns rank 0's bytes, however many, on every rank."""
+    size = torch.tensor([len(data)])
+    dist.broadcast(size, 0)
+    whole = _whole(data) if dist.get_rank() == 0 else torch.empty(int(size), dtype=torch.uint8)
+    for piece in _pieces(whole):
+        dist.broadcast(piece, 0)
+    return whole.numpy().tobytes()
+
+
+def _bytes_of_all(data: bytes) -> list[bytes]:
+    """Returns every rank's bytes, however many, on rank 0 in the order of ranks, and nothing elsewhere."""
+    sizes = [int(size) for size in _gathered(torch.tensor([len(data)]))]
+    if dist.get_rank():
+        for piece in _pieces(_whole(data)):
+            dist.send(piece, 0)
+        return []
+    return [data, *(_received(rank, size) for rank, size in enumerate(sizes[1:], 1))]
+
+
+def _received(rank: int, size: int) -> bytes:
+    whole = torch.empty(size, dtype=torch.uint8)
+    for piece in _pieces(whole):
+        dist.recv(piece, rank)
+    return whole.numpy().tobytes()
+
+
+def _whole(data: bytes) -> torch.Tensor:
+    """Returns ``data`` as uint8, in memory that torch may write to."""
+    return torch.frombuffer(bytearray(data), dtype=torch.uint8) if data else torch.empty(0, dtype=torch.uint8)
+
+
+def _pieces(whole: torch.Tensor) -> Sequence[torch.Tensor]:
+    """Returns views of a tensor, each small enough to be exchanged within the limit of an exchange; none if empty."""
+    return torch.split(whole, _PIECE) if len(whole) else ()

@@ -14,9 +14,9 @@ import sys
 from collections.abc import Sequence
 
 from digirl_dist.errors import RankError
-from digirl_dist.parallel.free_port import free_port
+from digirl_dist.parallel.launch import parser, program_of, supervise
+from digirl_dist.parallel.loopback import free_port
 from digirl_dist.parallel.rank import Coordinator, Rank, jax_variables, variables_past_proxies
-from digirl_dist.parallel.supervise import parser, supervise
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -32,7 +32,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         sys.stderr.write(f"error: {error}\n")
         return 2
     shared = variables_past_proxies(os.environ, coordinator)
-    return supervise(options, [(rank, {**shared, **jax_variables(rank, coordinator)}) for rank in ranks])
+    return supervise(program_of(options), [(rank, {**shared, **jax_variables(rank, coordinator)}) for rank in ranks])
 
 
 def _ranks(options: argparse.Namespace) -> list[Rank]:

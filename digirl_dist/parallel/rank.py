@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from digirl_dist.errors import RankError
-from digirl_dist.plain_text import host_and_port
 
 
 @dataclass(frozen=True)
@@ -92,11 +91,6 @@ class Coordinator:
             raise RankError(f"coordinator address {address!r} is not HOST:PORT, as in 10.0.0.1:5000 or [::1]:5000")
         return Coordinator(bare, int(port))
 
-    @property
-    def address(self) -> str:
-        """The inverse of ``parsed``."""
-        return host_and_port(self.host, self.port)
-
 
 def jax_variables(rank: Rank, coordinator: Coordinator) -> dict[str, str]:
     """Returns the variables that the JAX launcher sets for one of its processes."""
@@ -132,19 +126,9 @@ def store_path(environ: Mapping[str, str]) -> Path | None:
     return Path(environ[_STORE])
 
 
-def jax_coordinator(environ: Mapping[str, str]) -> Coordinator | None:
-    """Returns the JAX launcher's coordinator, None without that launcher. Raises RankError naming a variable."""
-    told = {name: environ.get(name) for name in (_COORDINATOR_HOST, _COORDINATOR_PORT)}
-    missing = [name for name, value in told.items() if value is None]
-    if len(missing) == 2:
-        return None
-    if missing:
-        raise RankError(f"{missing[0]} is not set although its companion is; start with {_LAUNCHERS[-1].name}")
-    host = told[_COORDINATOR_HOST]
-    number = _number(environ, _COORDINATOR_PORT, least=1)
-    if not host or number >= 2**16:
-        raise RankError(f"{_COORDINATOR_HOST}={host!r} and {_COORDINATOR_PORT}={number} are no address")
-    return Coordinator(host, number)
+def is_of_jax(environ: Mapping[str, str]) -> bool:
+    """Returns whether the JAX launcher started this process."""
+    return _COORDINATOR_HOST in environ
 
 
 def own_rank(environ: Mapping[str, str]) -> Rank:

@@ -36,7 +36,7 @@ from digirl_dist.settings.run import (
     is_bsize,
 )
 from digirl_dist.settings.slurm import SlurmSettings
-from digirl_dist.settings.trainers import InProcessSettings, JaxSettings, TorchrunSettings, TrainerSettings
+from digirl_dist.settings.trainers import InProcessSettings, TorchrunSettings, TrainerSettings
 from digirl_dist.settings.workers import (
     AndroidInstallSettings,
     InstallSettings,

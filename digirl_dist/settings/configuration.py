@@ -56,6 +56,11 @@ class Source:
     def folder(self) -> Path:
         return find_folder(self.config_path)
 
+    @property
+    def words(self) -> list[str]:
+        """Returns the words of ``digirl-dist run`` that train with them."""
+        return ["--config-path", self.config_path, "--config-name", self.config_name, *self.overrides]
+
     def load(self) -> Settings:
         """Raises SettingsError naming what is wrong."""
         return load(self.config_path, self.config_name, self.overrides)

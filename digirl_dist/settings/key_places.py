@@ -14,7 +14,6 @@ from digirl_dist.settings.plugins import ALGORITHM, KINDS, settings_classes
 
 _TRAINERS: dict[str, type] = {
     "inprocess": schema.InProcessSettings,
-    "jax": schema.JaxSettings,
     "torchrun": schema.TorchrunSettings,
 }
 _ENGINES: dict[str, type] = {

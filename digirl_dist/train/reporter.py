@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextlib import closing
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -16,11 +16,9 @@ from digirl_dist.report.experiment_log import ExperimentLog
 from digirl_dist.report.metrics import Metrics, Outcomes, results, together
 from digirl_dist.storage.checkpoint import Checkpoints
 from digirl_dist.storage.trajectory_store import Store
-from digirl_dist.train.learner import RankLearner
-from digirl_dist.train.loop import IterationReport
+from digirl_dist.train.loop import IterationReport, RankLearner
 from digirl_dist.train.streams import Stream
 from digirl_dist.trajectory import Trajectory
-from digirl_dist.types import Json
 from digirl_dist.user_code.state import saved_state
 
 
@@ -76,8 +74,6 @@ class RankZeroReporter:
     steps: int
     """Of all emulators of all ranks in one iteration."""
     global_step: int = 0
-    absent: Sequence[Json] = ()
-    """The states of ranks that the run had and this launch lacks; if they come back, they go on from there."""
     _began_at: float = field(default_factory=time.monotonic)
 
     def report(self, report: IterationReport) -> None:
@@ -85,7 +81,7 @@ class RankZeroReporter:
         own = {
             **self.outcomes.checked(results(report.iteration, report.episodes), report.episodes),
             "policy_version": report.iteration,
-            "world_size": len(report.states),
+            "world_size": self.learner.group.rank.world_size,
             "global_step": self.global_step,
             **self._evaluated(report.iteration),
         }
@@ -112,7 +108,7 @@ class RankZeroReporter:
         Store(self.trajectories).append(CollectionResult(report.iteration, report.episodes))
 
     def _save(self, report: IterationReport) -> None:
-        """Saves the policy, and beside it everything that every rank needs to resume."""
-        ranks = {"global_step": self.global_step, "states": [*report.states, *self.absent]}
-        trainer = {"algorithm": saved_state(self.learner.algorithm), "replayed": 0, "ranks": ranks}
+        """Saves the policy, and beside it what every rank needs to resume."""
+        algorithm = saved_state(self.learner.algorithm)
+        trainer = {"algorithm": algorithm, "replayed": 0, "global_step": self.global_step}
         self.checkpoints.save(report.iteration + 1, contract.state_of(self.learner.agent), trainer, report.figures)

@@ -1,16 +1,14 @@
 """Emulators that this process steps itself, episode after episode, a fixed number of steps at a time.
 
 For environments that are quick and do not hang: ``watched_emulator`` names one that does, and ends its rank at last.
-The episodes do not depend on how many steps an iteration has, and a stream can be resumed in the middle of an episode.
+The episodes do not depend on how many steps an iteration has. A run that is continued begins new ones.
 """
 
 from __future__ import annotations
 
 import math
-import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
 import numpy as np
 
@@ -21,7 +19,6 @@ from digirl_dist.emulator.starts import REMEDY, start_alike
 from digirl_dist.errors import AgentError, EmulatorError
 from digirl_dist.tasks import Share, Task, Ticket, emulator_seeds
 from digirl_dist.trajectory import Decision, NoDecision, Observation, Step, Trajectory, recorded
-from digirl_dist.types import Json
 
 
 @dataclass
@@ -35,7 +32,8 @@ class Collected:
 
 
 class Stream:
-    """One emulator and its episodes. The task, seed and randomness of episode n follow from ``seed``, ``slot`` and n.
+    """One emulator and its episodes. Task, seed and randomness of episode n follow from ``seed``, ``slot``, ``first``
+    and n; ``first`` is the iteration in which the stream begins.
 
     ``group_size`` episodes in a row share task and seed, and so start alike. An episode that nothing else ends is
     truncated after ``MOST_STEPS`` steps. ``say`` reports the first such episode, and the first that started unlike its
@@ -49,6 +47,7 @@ class Stream:
         name: str,
         slot: int,
         seed: int,
+        first: int = 0,
         group_size: int = 1,
         share: Share = "train",
         say: Callable[[str], object] = str,
@@ -58,6 +57,7 @@ class Stream:
         self._name = name
         self._slot = slot
         self._seed = seed
+        self._first = first
         self._group_size = group_size
         self._share = share
         self._say = say
@@ -130,34 +130,13 @@ class Stream:
         """Closes the emulator."""
         self._emulator.close()
 
-    def state(self) -> Json:
-        """Returns what ``load_state`` needs: the episode's number, its decisions, and the state of its generator."""
-        return {
-            "episode": self._episode,
-            "decisions": [[step.action, step.log_prob] for step in self._steps],
-            "rng": self.rng.bit_generator.state,
-        }
-
-    def load_state(self, state: Any) -> None:
-        """Repeats the decisions of the saved episode; the emulator answers as before, as its seed is the same.
-
-        An emulator that answers otherwise may end the episode early; then the next one begins.
-        """
-        self.observation = self._begin(state["episode"])
-        decisions = (Decision(action, log_prob) for action, log_prob in state["decisions"])
-        if any(self.advance(decision, max_steps=sys.maxsize) for decision in decisions):
-            self.next_episode()
-            return
-        self._fragment_start = len(self._steps)
-        self.rng.bit_generator.state = state["rng"]
-
     def _begin(self, episode: int) -> Observation:
         group, member = divmod(episode, self._group_size)
-        start = np.random.default_rng([self._seed, self._slot, group])
+        # None ends with 0: NumPy's seeding takes no notice of zeros at the end.
+        start = np.random.default_rng([self._seed, self._slot, self._first, group, 1])
         self._task = self._tasks[int(start.integers(len(self._tasks)))]
         (self._episode_seed,) = emulator_seeds(start, 1, self._share)
-        # Not 0, since NumPy's seeding takes no notice of zeros at the end.
-        self.rng = np.random.default_rng([self._seed, self._slot, group, 1 + member])
+        self.rng = np.random.default_rng([self._seed, self._slot, self._first, group, 2 + member])
         self._episode = episode
         self._steps: list[Step] = []
         self._fragment_start = 0
@@ -166,7 +145,7 @@ class Stream:
 
     def _trajectory(self, iteration: int, steps: Sequence[Step]) -> Trajectory:
         ticket = Ticket(iteration, 0, self._task, self._episode_seed, iteration)
-        name = f"{self._name}-{self._slot}-{self._episode:06d}"
+        name = f"{self._name}-{self._slot}-{self._first}-{self._episode:06d}"
         return Trajectory(ticket, name, self._name, self._slot, list(steps), self.observation, self._success)
 
 
@@ -176,7 +155,6 @@ class Streams:
     def __init__(self, streams: Sequence[Stream], max_steps: int | None) -> None:
         self._streams = streams
         self._max_steps = max_steps
-        self._absent: Sequence[Json] = ()
 
     def collect(self, actor: Actor, iteration: int, steps: int) -> Collected:
         """Makes ``steps`` steps in every emulator."""
@@ -192,16 +170,6 @@ class Streams:
         for stream in self._streams:
             self._end_fragment(stream, iteration, found)
         return found
-
-    def state(self) -> Json:
-        """Returns the state of every stream, in the order of slots, and of those that the run had more before."""
-        return [*(stream.state() for stream in self._streams), *self._absent]
-
-    def load_state(self, state: Any) -> None:
-        """Resumes every stream that ``state`` has; further ones stay at their first episode."""
-        for stream, known in zip(self._streams, state, strict=False):
-            stream.load_state(known)
-        self._absent = state[len(self._streams) :]
 
     def close(self) -> None:
         """Closes all emulators."""

@@ -20,9 +20,7 @@ from digirl_dist.storage.refused_episodes import RefusedEpisode
 from digirl_dist.storage.trajectory_store import Store
 from digirl_dist.tasks import Round
 from digirl_dist.trainer import Update
-from digirl_dist.trainer.memory import naming_too_little_memory
-from digirl_dist.trainer.replicas import refuse_broken
-from digirl_dist.trainer.seeding import seeded
+from digirl_dist.trainer.one_update import naming_too_little_memory, refuse_broken, seeded
 from digirl_dist.trainer.sifting import sift
 from digirl_dist.trajectory import Trajectory
 from digirl_dist.user_code.blame import blaming

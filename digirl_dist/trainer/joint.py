@@ -10,34 +10,40 @@ import time
 from collections.abc import Callable
 from contextlib import suppress
 
+from digirl_dist.errors import PeerError
 from digirl_dist.parallel.group import Group
 from digirl_dist.storage.checkpoint import Checkpoint
 from digirl_dist.storage.refused_episodes import RefusedEpisode
 from digirl_dist.storage.trajectory_store import Store
 from digirl_dist.trainer import Update
 from digirl_dist.trainer.inprocess import InProcessTrainer
-from digirl_dist.trainer.replicas import check_replicas
+from digirl_dist.trainer.one_update import check_replicas
 
 _STOP = "stop"
 
-TrainerFactory = Callable[[Group], InProcessTrainer]
-Sift = Callable[[], tuple[RefusedEpisode, ...]]
-"""Sets aside what broke the newest checkpoint's update, if it was broken, and returns it."""
-
 
 class JointTrainer:
-    """Trains on rank 0: every rank makes each update, and rank 0 saves it. The others wait while it sifts."""
+    """Trains on rank 0: every rank makes each update, and rank 0 saves it.
 
-    def __init__(self, trainer: TrainerFactory, group: Group, sift: Sift = tuple) -> None:
-        self._trainer = trainer(group)
+    Ranks that broke off in an update cannot look for what broke it. The next launch does, at its start: rank 0 makes
+    that update with a trainer without peers, which ``alone`` returns, while the others wait.
+    """
+
+    def __init__(
+        self, trainer: InProcessTrainer, group: Group, store: Store, alone: Callable[[], InProcessTrainer]
+    ) -> None:
+        self._trainer = trainer
         self._group = group
-        self._sift = sift
+        self._store = store
+        self._alone = alone
         self._refused: tuple[RefusedEpisode, ...] = ()
         self._stopped = False
 
     def resume(self) -> Checkpoint:
-        self._refused = self._sift()
-        return self._trainer.resume()
+        newest = self._trainer.resume()
+        if self._store.refused.is_suspect(newest.iteration):
+            self._refused = self._sifted()
+        return newest
 
     def update(self, checkpoint: Checkpoint, store: Store) -> Update:
         started_at = time.monotonic()
@@ -56,27 +62,38 @@ class JointTrainer:
             self._stopped = True
             self._group.announce(_STOP)
 
+    def _sifted(self) -> tuple[RefusedEpisode, ...]:
+        """Sets aside what breaks the update of the newest checkpoint, and returns it."""
+        refused = self._store.refused
+        before = refused.all()
+        refused.clear()
+        with suppress(Exception):  # whatever else is wrong, all ranks meet it next, and say so
+            alone = self._alone()
+            alone.learn(alone.resume(), self._store)
+        return tuple(episode for episode in refused.all() if episode not in before)
 
-def follow(trainer: TrainerFactory, group: Group, store: Store, idle_s: float) -> None:
+
+def follow(trainer: InProcessTrainer, group: Group, store: Store, idle_s: float) -> None:
     """Repeats rank 0's updates on every other rank until rank 0 announces the end.
 
     Reads checkpoints and trajectories from the run folder, which several nodes must share. Raises PeerError if rank 0
     announces nothing for ``idle_s``.
     """
-    own = trainer(group)
     while (order := group.announced(idle_s)) != _STOP:
-        _learn(own, group, own.follow(int(order)), store)
+        _learn(trainer, group, trainer.follow(int(order)), store)
 
 
 def _learn(trainer: InProcessTrainer, group: Group, checkpoint: Checkpoint, store: Store) -> dict[str, float]:
     """Makes this rank's part of an update, then checks that all replicas of the weights are equal.
 
-    One that fails is remembered in the run folder, so that the next start of the run begins by sifting.
+    One that fails here is remembered in the run folder, so that the next launch begins by sifting.
     """
     try:
         figures = trainer.learn(checkpoint, store)
         if trainer.replicas:
             check_replicas(group, trainer.weights())
+    except PeerError:
+        raise  # another rank failed, or was ended
     except Exception:
         with suppress(OSError):  # several ranks write it, and the error is worth more
             store.refused.suspect(checkpoint.iteration)

@@ -30,6 +30,7 @@ from digirl_dist.settings import (
     Settings,
     Success,
     TaskMode,
+    TorchrunSettings,
     TrainMode,
 )
 from digirl_dist.storage import parquet
@@ -223,7 +224,7 @@ def test_grpo_and_evaluations_run_on_workers_over_ssh(tmp_path: Path) -> None:
             {"algorithm": AlgorithmSettings(kwargs={"a": 1})},
             "algorithm.kwargs is not read with algorithm.entry_point=null: set algorithm.entry_point",
         ),
-        ({"trainer": InProcessSettings(shard_blocks=["T5Block"])}, "add trainer.shard=true"),
+        ({"trainer": TorchrunSettings(shard_blocks=["T5Block"])}, "add trainer.shard=true"),
         (
             {"success": Success.judge, "judge": JudgeSettings(prompt="Is {instructions} done?")},
             r"judge.prompt has \{instructions\}, but there are \{instruction\} and \{actions\}",

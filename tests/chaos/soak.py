@@ -42,7 +42,7 @@ _ROLES = {
     "emulator_process": "emulator",
     "localhost_server": "server",
     "parallel.launch": "launcher",
-    "rank_process": "rank",
+    "digirl_dist run": "rank",
     "digirl_dist view": "viewer",
     "digirl_dist.cli view": "viewer",
     "chaos.notebook": "host",

@@ -14,7 +14,7 @@ from pathlib import Path
 import psutil
 
 from chaos.processes import eventually
-from digirl_dist.parallel.free_port import free_port
+from digirl_dist.parallel.loopback import free_port
 from digirl_dist.ssh.connection import Address
 
 SBIN = "/usr/sbin:/usr/local/sbin:/sbin:" + os.environ.get("PATH", "")

@@ -7,10 +7,9 @@ from pathlib import Path
 import pytest
 from rank_launch import example, launch_together
 
-from digirl_dist.assembly.facts import facts_of
+from digirl_dist.assembly.agreement import _verdict, facts_of
 from digirl_dist.assembly.parts import build_device
-from digirl_dist.parallel.agreement import _verdict
-from digirl_dist.parallel.free_port import free_port
+from digirl_dist.parallel.loopback import free_port
 from digirl_dist.settings import configuration
 
 

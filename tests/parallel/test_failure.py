@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 from torch.distributed import HashStore
 
-from digirl_dist.errors import EmulatorError, PeerError
+from digirl_dist.errors import EmulatorError
 from digirl_dist.parallel.failure import telling, words_of_failure
-from digirl_dist.parallel.group import Group, GroupLimits, TorchExchange
+from digirl_dist.parallel.group import Group, GroupLimits
 from digirl_dist.parallel.rank import Rank, own_rank
 
 
@@ -42,12 +42,7 @@ class GoneStore(HashStore):
 
 
 @pytest.mark.parametrize(("store", "named"), [(HashStore(), "rank 1"), (GoneStore(), "rank 0")])
-def test_who_died_during_an_exchange_of_gradients_by_xla_is_named(store: HashStore, named: str) -> None:
-    jax = pytest.importorskip("jax")
-    from digirl_dist.parallel.jax_group import naming_who_is_missing
-
-    group = Group(Rank(0 if named == "rank 1" else 1, 2), store, TorchExchange(), GroupLimits())
-    with pytest.raises(PeerError, match=f"^{named} did not take part in an exchange"), naming_who_is_missing(group):
-        raise jax.errors.JaxRuntimeError("UNKNOWN: Gloo all-reduce failed: Connection reset by peer")
-    with pytest.raises(jax.errors.JaxRuntimeError), naming_who_is_missing(group):
-        raise jax.errors.JaxRuntimeError("RESOURCE_EXHAUSTED: out of memory")
+def test_who_died_during_an_exchange_is_named(store: HashStore, named: str) -> None:
+    group = Group(Rank(0 if named == "rank 1" else 1, 2), store, GroupLimits())
+    failed = group.failed_exchange(RuntimeError("Connection reset by peer"))
+    assert str(failed).startswith(f"{named} did not take part in an exchange")

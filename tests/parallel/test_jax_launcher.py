@@ -14,9 +14,7 @@ import psutil
 import pytest
 from rank_launch import launch, started
 
-from digirl_dist.errors import RankError
 from digirl_dist.parallel.jax import main
-from digirl_dist.parallel.rank import Coordinator, jax_coordinator
 
 pytestmark = pytest.mark.component
 
@@ -78,30 +76,6 @@ def test_c4_launches_that_cannot_be_are_refused(
 ) -> None:
     assert main(flags) == 2
     assert said in capsys.readouterr().err
-
-
-@pytest.mark.unit
-@pytest.mark.parametrize("address", ["[::1]:5000", "10.0.0.1:5000", "host.example:1"])
-def test_c4_an_address_comes_to_the_ranks_as_it_was_given(address: str) -> None:
-    coordinator = Coordinator.parsed(address)
-    variables = {"JAX_COORDINATOR_ADDR": coordinator.host, "JAX_COORDINATOR_PORT": str(coordinator.port)}
-    found = jax_coordinator(variables)
-    assert found is not None and found.address == address
-
-
-@pytest.mark.unit
-@pytest.mark.parametrize(
-    ("variables", "named"),
-    [
-        ({"JAX_COORDINATOR_ADDR": "::1"}, "JAX_COORDINATOR_PORT is not set"),
-        ({"JAX_COORDINATOR_PORT": "1"}, "JAX_COORDINATOR_ADDR is not set"),
-        ({"JAX_COORDINATOR_ADDR": "::1", "JAX_COORDINATOR_PORT": "x"}, "JAX_COORDINATOR_PORT='x'"),
-        ({"JAX_COORDINATOR_ADDR": "::1", "JAX_COORDINATOR_PORT": "70000"}, "JAX_COORDINATOR_PORT=70000"),
-    ],
-)
-def test_c4_half_an_address_is_a_value_error_that_names_the_variable(variables: dict[str, str], named: str) -> None:
-    with pytest.raises(RankError, match=named):
-        jax_coordinator(variables)
 
 
 def test_c5_sigterm_to_the_launcher_ends_the_ranks() -> None:

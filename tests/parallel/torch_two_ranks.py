@@ -31,7 +31,6 @@ from digirl_dist.errors import PeerError, SettingsError
 from digirl_dist.parallel.group import Group, GroupLimits, joined
 from digirl_dist.parallel.peers import ALONE, OwnRows, Peers, SharedRows, average
 from digirl_dist.parallel.rank import own_rank
-from digirl_dist.parallel.statistics import EpisodeWindow
 from digirl_dist.settings import (
     ActorSettings,
     DigirlSettings,
@@ -42,6 +41,7 @@ from digirl_dist.settings import (
 )
 from digirl_dist.settings.plugins import values
 from digirl_dist.tasks import Task, Ticket
+from digirl_dist.train.loop import EpisodeWindow
 from digirl_dist.trajectory import Observation, Step, Trajectory
 
 UPDATES = 20

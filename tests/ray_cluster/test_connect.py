@@ -17,7 +17,7 @@ import pytest
 
 from digirl_dist.child_process import environment
 from digirl_dist.errors import ClusterError
-from digirl_dist.parallel.free_port import free_port
+from digirl_dist.parallel.loopback import free_port
 from digirl_dist.ray_cluster import connect
 
 pytestmark = [pytest.mark.system, pytest.mark.ray]

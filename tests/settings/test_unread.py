@@ -28,7 +28,6 @@ PAIRS = [
     ("dry_run_workers=3", "dry_run=true"),
     ("algorithm.grpo.group_size=8", "train_algorithm=grpo"),
     ("algorithm.kwargs.a=1", "algorithm.entry_point=mine:Mine"),
-    ("trainer.shard_blocks=[T5Block]", "trainer.shard=true"),
     ("algorithm.filtered_bc.hindsight.achieved=os:getcwd", "algorithm.filtered_bc.hindsight.most=1"),
     ("emulator.endless_updates=0.5", "emulator.updates=1"),
 ]

@@ -13,7 +13,7 @@ import psutil
 import pytest
 
 from chaos import sshd
-from digirl_dist.parallel.free_port import free_port as unused_port
+from digirl_dist.parallel.loopback import free_port as unused_port
 from digirl_dist.settings import SshSettings, SshTransport
 from digirl_dist.ssh.connect import connect
 from digirl_dist.ssh.connection import Address, Connection

@@ -19,7 +19,7 @@ from process_watch import nothing_is_left_of
 
 from chaos import sshd
 from digirl_dist.errors import HostKeyError, LinkLostError, LoginError, UnreachableError
-from digirl_dist.parallel.free_port import free_port as unused_port
+from digirl_dist.parallel.loopback import free_port as unused_port
 from digirl_dist.settings import SshSettings, SshTransport
 from digirl_dist.ssh.connect import connect
 from digirl_dist.ssh.connection import Address

@@ -3,46 +3,23 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
-from torch.distributed import HashStore
 from user_classes import Coin, Counter
 
 from digirl_dist.errors import TrainingError
-from digirl_dist.parallel.group import Group, GroupLimits
+from digirl_dist.parallel.group import Group, GroupLimits, joined
 from digirl_dist.parallel.rank import Rank
 from digirl_dist.report.metrics import Metrics, Outcomes
 from digirl_dist.storage.checkpoint import Checkpoints
 from digirl_dist.tasks import SEEDS
-from digirl_dist.train.data_selector import UpdateData
-from digirl_dist.train.learner import RankLearner
-from digirl_dist.train.loop import IterationReport
+from digirl_dist.train.loop import IterationReport, RankLearner
 from digirl_dist.train.reporter import RankZeroReporter, StreamEvaluator
 from digirl_dist.train.streams import Stream
 from digirl_dist.trajectory import Trajectory
-
-
-class OneRank:
-    """The exchange of the only rank there is."""
-
-    def sum(self, tensor: torch.Tensor) -> None:
-        """Nothing is to be added."""
-
-    def largest(self, tensor: torch.Tensor) -> None:
-        """It has the largest itself."""
-
-    def gathered(self, tensor: torch.Tensor) -> list[torch.Tensor]:
-        return [tensor]
-
-    def bytes_of_first(self, data: bytes) -> bytes:
-        return data
-
-    def bytes_of_all(self, data: bytes) -> list[bytes]:
-        return [data]
 
 
 class Careless:
@@ -62,56 +39,65 @@ class Careless:
         """It has none."""
 
 
+@pytest.fixture
+def group() -> Iterator[Group]:
+    """Of the only rank there is."""
+    with joined(Rank(), "cpu", GroupLimits()) as alone:
+        yield alone
+
+
 def stream(share: Any = "train") -> Stream:
     return Stream(Counter(), Counter.tasks("", "train"), "rank0", 0, seed=5, share=share)
 
 
-def test_a_rank_acts_in_evaluation_mode_whatever_its_algorithm_left() -> None:
+def test_a_rank_acts_in_evaluation_mode_whatever_its_algorithm_left(group: Group) -> None:
     coin = Coin(Counter.spec)
-    learner = RankLearner(Group(Rank(), HashStore(), OneRank(), GroupLimits()), coin, Careless(coin), 0)
-    learner.update(0, UpdateData([stream().episode(0)], [stream().episode(0)]))
+    learner = RankLearner(group, coin, Careless(coin), 0)
+    learner.update(0, [stream().episode(0)], [stream().episode(0)])
     assert not coin.training
 
 
-def test_an_iteration_in_which_no_episode_ended_is_none_of_offline_learning() -> None:
+def test_an_iteration_in_which_no_episode_ended_is_none_of_offline_learning(group: Group) -> None:
     class Counts(Careless):
         def update(self, fresh: Sequence[Trajectory], replay: Sequence[Trajectory]) -> dict[str, float]:
             return {"fresh": float(len(fresh))}
 
     coin, episode = Coin(Counter.spec), stream().episode(0)
-    learner = RankLearner(Group(Rank(), HashStore(), OneRank(), GroupLimits()), coin, Counts(coin), 0)
-    assert learner.update(0, UpdateData([], [episode])) == {}
-    assert learner.update(1, UpdateData([episode], [episode, episode])) == {"fresh": 1.0}
+    learner = RankLearner(group, coin, Counts(coin), 0)
+    assert learner.update(0, [], [episode]) == {}
+    assert learner.update(1, [episode], [episode, episode]) == {"fresh": 1.0}
 
 
 @pytest.mark.parametrize("returned", [None, {"loss": None}])
-def test_figures_that_are_none_are_refused_by_the_algorithms_name(returned: Any) -> None:
+def test_figures_that_are_none_are_refused_by_the_algorithms_name(returned: Any, group: Group) -> None:
     class Returns(Careless):
         def update(self, fresh: Sequence[Trajectory], replay: Sequence[Trajectory]) -> Any:
             return returned
 
     coin = Coin(Counter.spec)
-    learner = RankLearner(Group(Rank(), HashStore(), OneRank(), GroupLimits()), coin, Returns(coin), 0)
+    learner = RankLearner(group, coin, Returns(coin), 0)
     with pytest.raises(TrainingError, match="Returns.update returned .*, not a dict of numbers by name"):
-        learner.update(0, UpdateData([stream().episode(0)], [stream().episode(0)]))
+        learner.update(0, [stream().episode(0)], [stream().episode(0)])
 
 
-def test_a_weight_that_is_no_number_is_no_weight_of_a_checkpoint() -> None:
+def test_a_weight_that_is_no_number_is_no_weight_of_a_checkpoint(group: Group) -> None:
     class Breaks(Careless):
         def update(self, fresh: Sequence[Trajectory], replay: Sequence[Trajectory]) -> dict[str, float]:
             self._agent.logits.data += math.nan
             return {}
 
     coin = Coin(Counter.spec)
-    learner = RankLearner(Group(Rank(), HashStore(), OneRank(), GroupLimits()), coin, Breaks(coin), 0)
+    learner = RankLearner(group, coin, Breaks(coin), 0)
     with pytest.raises(TrainingError, match="the weight logits is not finite"):
-        learner.update(0, UpdateData([stream().episode(0)], [stream().episode(0)]))
+        learner.update(0, [stream().episode(0)], [stream().episode(0)])
 
 
-def test_a_figure_named_like_one_of_the_runs_own_is_refused_before_anything_is_stored(tmp_path: Path) -> None:
+def test_a_figure_named_like_one_of_the_runs_own_is_refused_before_anything_is_stored(
+    tmp_path: Path, group: Group
+) -> None:
     coin = Coin(Counter.spec)
     reporter = RankZeroReporter(
-        RankLearner(Group(Rank(), HashStore(), OneRank(), GroupLimits()), coin, Careless(coin), 0),
+        RankLearner(group, coin, Careless(coin), 0),
         StreamEvaluator(stream, None, every=0, episodes=0),
         tmp_path / "trajectories",
         Checkpoints(tmp_path / "checkpoints"),
@@ -122,7 +108,7 @@ def test_a_figure_named_like_one_of_the_runs_own_is_refused_before_anything_is_s
         outcomes=Outcomes(told=True),
     )
     with pytest.raises(TrainingError, match="the algorithm's figure 'iteration' has the name of one of the run's own"):
-        reporter.report(IterationReport(3, {"iteration": 5.0}, [stream().episode(3)], []))
+        reporter.report(IterationReport(3, {"iteration": 5.0}, [stream().episode(3)]))
     assert not list(tmp_path.iterdir())
 
 

@@ -2,23 +2,17 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 import numpy as np
-import torch
 
 from digirl_dist.collection import CollectionResult
 from digirl_dist.parallel.rank import Rank
 from digirl_dist.storage.of_ranks import newest_of_each_rank, of_rank
 from digirl_dist.storage.trajectory_store import Store
 from digirl_dist.tasks import Task, Ticket
-from digirl_dist.train.data_selector import EpisodeReplay
-from digirl_dist.train.parquet_bytes import assign_indices, from_parquet_bytes, merge_ranks, to_parquet_bytes
-from digirl_dist.train.random_states import random_states, with_random_states
-from digirl_dist.train.streams import Collected
+from digirl_dist.train.loop import EpisodeReplay, assign_indices, from_parquet_bytes, merge_ranks, to_parquet_bytes
 from digirl_dist.trajectory import Observation, Step, Trajectory
 
 
@@ -44,14 +38,14 @@ def test_a_rank_finds_its_own_episodes_again_however_many_each_rank_had() -> Non
 
 
 def test_the_first_episodes_of_a_group_wait_in_the_replay_for_the_others() -> None:
-    selector = EpisodeReplay([episode("a0", 0, seed=1), episode("b0", 0, seed=2)], capacity=3)
-    data = selector.select(Collected(episodes=[episode("a1", 1, seed=1), episode("c0", 1, seed=3)]))
-    assert names(data.fresh) == ["a1", "c0"] and names(data.replay) == ["b0", "a1", "c0"]
+    waiting = EpisodeReplay([episode("a0", 0, seed=1), episode("b0", 0, seed=2)], capacity=3)
+    fresh, replay = waiting.with_fresh([episode("a1", 1, seed=1), episode("c0", 1, seed=3)])
+    assert names(fresh) == ["a1", "c0"] and names(replay) == ["b0", "a1", "c0"]
 
 
 def test_the_replay_ends_with_what_is_new_also_where_that_is_more_than_it_keeps() -> None:
-    data = EpisodeReplay([], capacity=2).select(Collected(episodes=[episode(name) for name in "abc"]))
-    assert names(data.fresh) == names(data.replay) == ["b", "c"]
+    fresh, replay = EpisodeReplay([], capacity=2).with_fresh([episode(name) for name in "abc"])
+    assert names(fresh) == names(replay) == ["b", "c"]
 
 
 def test_each_rank_finds_its_newest_episodes_across_iterations_without_any(tmp_path: Path) -> None:
@@ -64,20 +58,3 @@ def test_each_rank_finds_its_newest_episodes_across_iterations_without_any(tmp_p
     assert names(of_rank(found, Rank(0, 2))) == ["c", "d"]
     assert names(of_rank(found, Rank(1, 2))) == ["0", "3"]
     assert newest_of_each_rank(store, before=5, capacity=0, world_size=2) == []
-
-
-def test_a_rank_resumes_with_the_generators_that_it_had_and_another_keeps_those_of_rank_0() -> None:
-    def state(seed: int) -> dict[str, Any]:
-        generator = torch.Generator().manual_seed(seed)
-        return {"actor": {"generator": generator.get_state(), "steps": 3}, "value": [seed]}
-
-    first, second = state(1), json.loads(json.dumps(random_states(state(2))))
-    resumed = with_random_states(first, second)
-    assert torch.equal(resumed["actor"]["generator"], state(2)["actor"]["generator"])
-    assert resumed["actor"]["steps"] == 3 and resumed["value"] == [1]
-    assert torch.equal(with_random_states(first, {})["actor"]["generator"], first["actor"]["generator"])
-
-
-def test_what_a_users_algorithm_calls_a_generator_is_left_to_it() -> None:
-    state = {"generator": np.random.default_rng(0).bit_generator.state, "inner": {"generator": 3}}
-    assert random_states(state) == {} and with_random_states(state, {}) == state

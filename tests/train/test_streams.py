@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-import json
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
-from typing import ClassVar
 
 import numpy as np
 import pytest
 from user_classes import Counter
 
 from digirl_dist.errors import AgentError, EmulatorError
-from digirl_dist.tasks import Task
-from digirl_dist.train.parquet_bytes import from_parquet_bytes, to_parquet_bytes
+from digirl_dist.train.loop import from_parquet_bytes, to_parquet_bytes
 from digirl_dist.train.streams import Collected, Stream, Streams
 from digirl_dist.trajectory import Decision, Observation, Trajectory, Transition
 
@@ -58,44 +55,14 @@ def test_what_runs_does_not_depend_on_the_size_of_an_iteration() -> None:
     assert actions(at_once) == actions(bit_by_bit)
 
 
-def test_a_stream_is_resumed_in_the_middle_of_an_episode() -> None:
-    left, resumed = streams(), streams()
-    left.collect(Dice(), 0, steps=7)
-    resumed.load_state(json.loads(json.dumps(left.state())))
-    here, there = left.collect(Dice(), 1, steps=9), resumed.collect(Dice(), 1, steps=9)
-    assert actions(here.fragments) == actions(there.fragments)
-    assert actions(here.episodes) == actions(there.episodes)
-
-
-class Ends(Counter):
-    """Ends when it likes, whatever its seed and the actions were."""
-
-    lengths: ClassVar[Iterator[int]] = iter(())
-
-    def reset(self, task: Task, seed: int) -> Observation:
-        self._length = next(self.lengths)
-        return super().reset(task, seed)
-
-    def step(self, action: int) -> Transition:
-        assert self._at < self._length, "stepped after its end"
-        return super().step(action)
-
-
-def test_an_episode_that_a_resume_cannot_repeat_is_followed_by_the_next_one(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Ends, "lengths", iter([9, 9, 3, 9]))  # the second is that of a stream as it is made
-    left, resumed = (Streams([Stream(Ends(), Counter.tasks("", ""), "rank0", 0, seed=3)], None) for _ in range(2))
-    left.collect(Dice(), 0, steps=5)
-    resumed.load_state(json.loads(json.dumps(left.state())))
-    found = resumed.collect(Dice(), 1, steps=4)
-    assert [(each.episode_id, len(each.steps)) for each in found.fragments] == [("rank0-0-000001", 4)]
-
-
-def test_streams_that_a_launch_lacks_keep_their_state() -> None:
-    three, two = streams(slots=3), streams(slots=2)
-    three.collect(Dice(), 0, steps=7)
-    saved = json.loads(json.dumps(three.state()))
-    two.load_state(saved)
-    assert json.loads(json.dumps(two.state())) == saved
+def test_a_stream_that_begins_later_has_other_episodes() -> None:
+    first, later = (
+        Streams([Stream(Counter(5), Counter.tasks("default", "train"), "rank0", 0, seed=3, first=begin)], None)
+        for begin in (0, 4)
+    )
+    here, there = (each.collect(Dice(), 4, steps=10).episodes for each in (first, later))
+    assert not {each.episode_id for each in here} & {each.episode_id for each in there}
+    assert not {each.ticket.seed for each in here} & {each.ticket.seed for each in there}
 
 
 class Thirds(Counter):
@@ -160,14 +127,6 @@ def test_endless_episodes_are_truncated_and_named_once(monkeypatch: pytest.Monke
     bounded = Stream(Counter(10**9), Counter.tasks("default", "train"), "rank0", 0, seed=3, say=told.append)
     assert [len(each.steps) for each in Streams([bounded], 7).collect(Dice(), 0, steps=8).episodes] == [7]
     assert len(told) == 1, "who set max_steps knows"
-
-
-def test_a_long_episode_of_a_bounded_run_is_resumed_beyond_the_usual_limit(monkeypatch: pytest.MonkeyPatch) -> None:
-    left, resumed = streams(10**9, max_steps=50), streams(10**9, max_steps=50)
-    left.collect(Dice(), 0, steps=9)
-    monkeypatch.setattr("digirl_dist.train.streams.MOST_STEPS", 4)
-    resumed.load_state(json.loads(json.dumps(left.state())))
-    assert resumed.state() == left.state()
 
 
 class Seedless(Counter):

@@ -7,7 +7,6 @@ import shutil
 import signal
 import sys
 import time
-from collections import Counter
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -23,13 +22,13 @@ from digirl_dist import Run
 from digirl_dist.assembly.validate import Command, refuse_contradictions
 from digirl_dist.emulator import DiscreteActions, EmulatorSpec
 from digirl_dist.errors import SettingsError
-from digirl_dist.parallel.free_port import free_port
+from digirl_dist.parallel.loopback import free_port
 from digirl_dist.parallel.rank import Rank
 from digirl_dist.settings import Close, GenericAgentSettings, configuration
 from digirl_dist.storage import parquet
 from digirl_dist.storage.checkpoint import Checkpoints
 from digirl_dist.train.__main__ import main
-from digirl_dist.train.rendezvous import check_launch
+from digirl_dist.train.launch import check_launch
 from digirl_dist.trajectory import Trajectory
 
 pytestmark = [pytest.mark.system, pytest.mark.long_file(60)]
@@ -121,7 +120,8 @@ def test_b6_rank_0_alone_writes_and_evaluates(three: Path) -> None:
     assert (made.count("made 0"), made.count("made 1")) == (SLOTS + 3, SLOTS + 1)
 
 
-def test_b7_one_and_two_iterations_are_three_to_the_bit(three: Path, tmp_path: Path) -> None:
+def test_b7_one_and_two_iterations_are_three(three: Path, tmp_path: Path) -> None:
+    """Steps, schedule, optimiser and weights continue; the ranks begin new episodes."""
     resumed = tmp_path / "resumed"
     shutil.copytree(three, resumed, symlinks=True)
     for iteration in (2, 3):  # as if killed in the second
@@ -129,33 +129,15 @@ def test_b7_one_and_two_iterations_are_three_to_the_bit(three: Path, tmp_path: P
         (resumed / "trajectories" / f"{iteration - 1:06d}.parquet").unlink()
     ended = launch(ranks(2, *MODULE, *words(resumed, "train_iterations=3")))
     assert ended.status == 0, ended.out
-    (policy, trainer), (again, trainer_again) = state(three), state(resumed)
-    assert all(torch.equal(policy[name], again[name]) for name in policy)
-    moments, moments_again = (
-        each["algorithm"]["optimizer"]["optimizer"]["state"][0]["exp_avg"] for each in (trainer, trainer_again)
+    (_, trainer), (_, again) = state(three), state(resumed)
+    assert trainer["global_step"] == again["global_step"] == STEPS * SLOTS * 2 * 3
+    counts, rates = (
+        [each["algorithm"]["optimizer"]["optimizer"]["state"][0]["step"] for each in (trainer, again)],
+        [metrics(folder)[-1]["learning_rate"] for folder in (three, resumed)],
     )
-    assert torch.equal(moments, moments_again)
-    assert trainer["ranks"] == trainer_again["ranks"]
-    assert [each.episode_id for each in episodes(three)] == [each.episode_id for each in episodes(resumed)]
-
-
-@pytest.mark.long
-def test_b7_ranks_that_have_different_numbers_of_rows_go_on_to_the_bit(tmp_path: Path) -> None:
-    """Each has shuffled its own number of rows, and so must go on with its own generator."""
-    whole, resumed = tmp_path / "whole", tmp_path / "resumed"
-    more = ["train_algorithm=filtered_bc", "distributed.steps=17", "distributed.eval_freq=0", "train_iterations=4"]
-    for folder in (whole, resumed):
-        ended = launch(ranks(2, *MODULE, *words(folder, *more)))
-        assert ended.status == 0, ended.out
-        if folder is whole:
-            shutil.copytree(whole, resumed, symlinks=True)
-            for iteration in (3, 4):
-                shutil.rmtree(resumed / "checkpoints" / f"{iteration:06d}")
-    (policy, trainer), (again, trainer_again) = state(whole), state(resumed)
-    shuffling = [each["random"] for each in trainer["ranks"]["states"]]
-    assert shuffling[0] and shuffling[0] != shuffling[1]
-    assert all(torch.equal(policy[name], again[name]) for name in policy)
-    assert trainer["ranks"] == trainer_again["ranks"]
+    assert counts[0] == counts[1] > 0 and rates[0] == rates[1]
+    ids = [each.episode_id for each in episodes(resumed)]
+    assert len(set(ids)) == len(ids)
 
 
 def test_b7_one_process_goes_on_where_two_ranks_stopped_and_two_again(three: Path, tmp_path: Path) -> None:
@@ -169,7 +151,7 @@ def test_b7_one_process_goes_on_where_two_ranks_stopped_and_two_again(three: Pat
     assert last["world_size"] == 1 and last["global_step"] == STEPS * SLOTS * (2 * 3 + 1)
     assert last["learning_rate"] == pytest.approx(1e-3 * 3 / 6)
     assert state(one)[1]["algorithm"]["updates"] == 4
-    ended = launch(ranks(2, *MODULE, *words(one, "train_iterations=5")))  # rank 1 goes on, and repeats no episode
+    ended = launch(ranks(2, *MODULE, *words(one, "train_iterations=5")))
     assert ended.status == 0, ended.out
     ids = [each.episode_id for each in episodes(one)]
     assert len(set(ids)) == len(ids)
@@ -259,7 +241,7 @@ def test_b10_launches_that_cannot_work_are_refused_with_the_fix(capsys: pytest.C
 
 @pytest.mark.parametrize(
     ("name", "words"),
-    [("two_nodes.sh", []), ("two_nodes.sh", ["0"]), ("jax_ranks.sh", []), ("jax_ranks.sh", ["seed=1"])],
+    [("two_nodes.sh", []), ("two_nodes.sh", ["0"])],
 )
 def test_an_example_without_its_first_words_says_what_they_are(name: str, words: list[str]) -> None:
     done = launch(example(name, *words))
@@ -309,39 +291,6 @@ def test_b11_two_nodes_of_two_ranks_train_together_with_four_seeds(four: Path) -
     assert [rank["seed"] for rank in took_part(four)] == [5, 6, 7, 8]
     assert len({rank["pid"] for rank in took_part(four)}) == 4
     assert metrics(four)[-1]["world_size"] == 4 and "step_value_loss" in metrics(four)[-1]
-
-
-@pytest.mark.component
-@pytest.mark.long
-def test_b7_alone_two_and_two_iterations_are_four_to_the_bit_with_groups_of_one_start(tmp_path: Path) -> None:
-    more = ["train_algorithm=grpo", "algorithm.grpo.group_size=3", "distributed.eval_freq=0"]
-    for folder, stops in (("whole", [4]), ("halves", [2, 4])):
-        for stop in stops:
-            assert main(words(tmp_path / folder, *more, f"train_iterations={stop}")) == 0
-    starts = Counter((each.slot, each.ticket.seed) for each in episodes(tmp_path / "whole"))
-    assert sorted(starts.values())[-1] == 3
-    assert any(line["kept_trajectories"] > 0 for line in metrics(tmp_path / "whole") if "kept_trajectories" in line)
-    (policy, trainer), (again, trainer_again) = (state(tmp_path / folder) for folder in ("whole", "halves"))
-    assert all(torch.equal(policy[name], again[name]) for name in policy)
-    assert trainer["ranks"] == trainer_again["ranks"]
-
-
-def test_b7_iterations_in_which_no_episode_ended_do_not_hide_earlier_ones(tmp_path: Path) -> None:
-    """The second episode of a group comes after the run was continued, the first some iterations before that."""
-    more = [
-        "train_algorithm=grpo",
-        "algorithm.grpo.group_size=2",
-        "bsize=1",
-        "distributed.steps=2",
-        "distributed.eval_freq=0",
-    ]
-    for folder, stops in (("whole", [9]), ("halves", [6, 9])):
-        for stop in stops:
-            assert main(words(tmp_path / folder, *more, f"train_iterations={stop}")) == 0
-    assert [line["episodes"] for line in metrics(tmp_path / "whole")] == [0, 0, 0, 1, 0, 0, 0, 0, 1]
-    assert metrics(tmp_path / "whole")[-1]["kept_trajectories"] == 2
-    (policy, _), (again, _) = (state(tmp_path / folder) for folder in ("whole", "halves"))
-    assert all(torch.equal(policy[name], again[name]) for name in policy)
 
 
 def steps_until_good(folder: Path) -> int:

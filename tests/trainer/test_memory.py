@@ -14,7 +14,6 @@ from digirl_dist.agent.placement import Placed
 from digirl_dist.errors import DeviceError, TrainingError
 from digirl_dist.parallel.compute_device import compute_exactly
 from digirl_dist.storage.trajectory_store import Store
-from digirl_dist.trainer.memory import naming_too_little_memory
 from digirl_dist.trajectory import Trajectory
 from tests.trainer.test_inprocess import Breaks, run
 
@@ -48,14 +47,6 @@ def test_too_little_memory_is_told_with_the_remedy_and_no_episode_is_set_aside(k
     ):
         run(tmp_path, kind, 1)
     assert not Store(tmp_path / "trajectories").refused.all()
-
-
-def test_so_it_is_of_jax() -> None:
-    jax = pytest.importorskip("jax")
-    with pytest.raises(TrainingError, match="too little memory"), naming_too_little_memory():
-        raise jax.errors.JaxRuntimeError("RESOURCE_EXHAUSTED: Out of memory allocating 12 bytes")
-    with pytest.raises(jax.errors.JaxRuntimeError, match="INTERNAL"), naming_too_little_memory():
-        raise jax.errors.JaxRuntimeError("INTERNAL: something else")
 
 
 class TooLarge(nn.Module):

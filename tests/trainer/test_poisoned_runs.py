@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import re
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -22,6 +23,7 @@ from digirl_dist.trajectory import Observation, Transition
 pytestmark = [pytest.mark.system, pytest.mark.long_file(40)]
 
 HERE = "trainer.test_poisoned_runs"
+RUN = str(Path(__file__).resolve().parents[2] / "run.py")
 SMALL = ["parallel=single", "bsize=1", "rollout_size=12", "train_algorithm=filtered_bc", "train_iterations=2"]
 
 
@@ -94,14 +96,18 @@ def test_a_worker_of_which_several_episodes_break_the_update_is_suspected(tmp_pa
     assert [line["episodes_refused"] for line in metrics(tmp_path / "run")] == [3, 0]
 
 
+@pytest.mark.timeout(600)  # two launches
 def test_a_group_of_ranks_that_broke_off_starts_again_without_the_episode(tmp_path: Path) -> None:
-    assert main(words(tmp_path, "trainer=torchrun", "trainer.nproc_per_node=2")) == 0
+    command = [sys.executable, RUN, *words(tmp_path, "trainer=torchrun", "trainer.nproc_per_node=2")]
+    ended = launch(command, limit_s=500)
+    assert ended.status == 0, ended.out
+    assert "the update of iteration 0 broke off; the ranks start again" in ended.out
     check(tmp_path / "run")
 
 
-@pytest.mark.timeout(600)  # three launches
+@pytest.mark.timeout(600)  # two launches
 def test_ranks_of_a_launch_end_and_the_same_command_begins_by_sifting(tmp_path: Path) -> None:
-    command = ranks(2, str(Path(__file__).resolve().parents[2] / "run.py"), *words(tmp_path))
+    command = ranks(2, RUN, *words(tmp_path))
     ended = launch(command, limit_s=250)
     assert ended.status != 0
     assert re.search(r"\.update: .*no word for this \(at .*\.py:\d+ in \w+\)\. A run with this save_path", ended.out)

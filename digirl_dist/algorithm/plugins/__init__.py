@@ -34,13 +34,6 @@ class LearnsFrom(Enum):
         return self is not LearnsFrom.episodes
 
 
-class Framework(Enum):
-    """What computes gradients."""
-
-    torch = "PyTorch"
-    jax = "JAX"
-
-
 @dataclass(frozen=True)
 class LearningContext:
     """What of a run an algorithm may have to know."""
@@ -50,7 +43,6 @@ class LearningContext:
     """Updates of the whole run."""
     max_steps: int | None
     """Longest episode, if that is known."""
-    framework: Framework = Framework.torch
     tasks: Sequence[Task] = ()
     """The task set."""
 
@@ -60,8 +52,6 @@ class AlgorithmPlugin(AlgorithmBlock, ABC):
     """Settings of an algorithm, which build it."""
 
     learns_from: ClassVar[LearnsFrom] = LearnsFrom.episodes
-    frameworks: ClassVar[tuple[Framework, ...]] = (Framework.torch,)
-    """In which its updates can be made."""
 
     @property
     def episodes_per_start(self) -> int:

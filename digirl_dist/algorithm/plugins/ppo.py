@@ -6,11 +6,10 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
 from digirl_dist.algorithm.options import PpoOptions
-from digirl_dist.algorithm.plugins import AlgorithmPlugin, Framework, LearningContext, LearnsFrom
+from digirl_dist.algorithm.plugins import AlgorithmPlugin, LearningContext, LearnsFrom
 
 if TYPE_CHECKING:
     from digirl_dist.algorithm import AlgorithmFactory
-    from digirl_dist.algorithm.ppo import LearnerFactory
 
 
 @dataclass
@@ -18,24 +17,9 @@ class PpoSettings(PpoOptions, AlgorithmPlugin):
     """Proximal policy optimisation. ``batch_size`` counts on each rank with its own emulators."""
 
     learns_from: ClassVar[LearnsFrom] = LearnsFrom.steps
-    frameworks: ClassVar[tuple[Framework, ...]] = (Framework.torch, Framework.jax)
 
     def build(self, context: LearningContext) -> AlgorithmFactory:
         from digirl_dist.algorithm.ppo import PPO
 
         iterations = self.anneal_iterations or context.iterations
-        learner = _learner(context.framework)
-        return lambda agent, peers: PPO(agent, self, iterations, context.seed, peers, learner)
-
-
-def _learner(framework: Framework) -> LearnerFactory:
-    """What makes the updates."""
-    match framework:
-        case Framework.torch:
-            from digirl_dist.algorithm.ppo import TorchLearner
-
-            return TorchLearner
-        case Framework.jax:
-            from digirl_dist.algorithm.ppo_jax import JaxLearner
-
-            return JaxLearner
+        return lambda agent, peers: PPO(agent, self, iterations, context.seed, peers)

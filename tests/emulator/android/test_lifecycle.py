@@ -32,7 +32,7 @@ from digirl_dist.emulator.android.ports import LAST_CONSOLE, claim_ports
 from digirl_dist.emulator.android.snapshot import save_snapshot
 from digirl_dist.emulator.phone import phone_tasks
 from digirl_dist.errors import EmulatorError, SettingsError
-from digirl_dist.parallel.free_port import free_port
+from digirl_dist.parallel.loopback import free_port
 from digirl_dist.protocol.messages import SlotLimits
 from digirl_dist.rollout.slot import Slot
 from digirl_dist.settings import AndroidSettings

@@ -1,31 +1,56 @@
-"""Ranks compare what they were started with before they start: settings, spaces, versions."""
+"""Ranks compare what they were started with before they start: settings, spaces, tasks, versions."""
 
 from __future__ import annotations
 
 import json
+import platform
 import socket
 from collections.abc import Mapping
+from typing import TYPE_CHECKING
 
+import digirl_dist
+from digirl_dist.emulator.plugins import Device
 from digirl_dist.errors import SettingsError
-from digirl_dist.parallel.group import Group
 from digirl_dist.parallel.rank import named
+from digirl_dist.settings import Settings, configuration
+from digirl_dist.settings.keys import flat
+from digirl_dist.storage.machine import version_of
+from digirl_dist.storage.provenance import tasks_in_a_word
 
+if TYPE_CHECKING:
+    from digirl_dist.parallel.group import Group
+
+_OWN = ("save_path", "loggers", "logger_project", "wandb_project")
+"""Settings of which rank 0 alone makes use."""
+_PACKAGES = ("torch", "numpy", "gymnasium")
 _MOST = 8
 """Differences that are told; the others are counted."""
 
 
-def agree(group: Group, facts: Mapping[str, str]) -> None:
+def agree(group: Group, settings: Settings, device: Device) -> None:
     """Raises SettingsError on every rank, naming each fact that differs, with ranks and their machines.
 
     Every rank must call it, at the same place.
     """
     if group.rank.world_size == 1:
         return
-    own = {"host": socket.gethostname(), "facts": dict(facts)}
+    own = {"host": socket.gethostname(), "facts": facts_of(settings, device)}
     told = [json.loads(part) for part in group.gather(json.dumps(own).encode())]
     verdict = group.broadcast(_verdict([one["facts"] for one in told], [one["host"] for one in told]).encode()).decode()
     if verdict:
         raise SettingsError(verdict)
+
+
+def facts_of(settings: Settings, device: Device) -> dict[str, str]:
+    """Returns settings (secrets redacted), the emulator's spaces, its tasks, and versions."""
+    plain = flat(configuration.as_mapping(settings))
+    found = {key: str(value) for key, value in plain if key not in _OWN}
+    spec = device.spec
+    found |= {"the actions": str(spec.actions), "the observations": f"{spec.vector_size} numbers, {spec.image_size}"}
+    found["the tasks"] = tasks_in_a_word(device.tasks)
+    found["Python"] = ".".join(platform.python_version_tuple()[:2])
+    found["digirl_dist"] = digirl_dist.__version__
+    return found | {name: version_of(name) or "none" for name in _PACKAGES}
 
 
 def _verdict(facts: list[Mapping[str, str]], hosts: list[str]) -> str:
