@@ -110,18 +110,19 @@ def _configurations(rng: random.Random, victim: Path) -> Iterator[tuple[str, Mak
 def _files(victim: Path) -> Iterator[tuple[str, Make]]:
     """What the files are."""
     weights, newest = "checkpoints/000002/policy.safetensors", "checkpoints/000002"
-    pipes = (weights, f"{newest}/manifest.json", f"{newest}/trainer.pt", "trajectories/000001.parquet", "metrics.jsonl")
+    table, episodes = "checkpoints/updates/000002.parquet", "trajectories/000001.parquet"
+    pipes = (weights, f"{newest}/manifest.json", f"{newest}/trainer.pt", table, episodes, "metrics.jsonl")
     for name in (*pipes, "status.json", "run.json", ".lock", "config.yaml", "trajectories/.landing/000002/x.episode"):
         yield f"pipe-{Path(name).name}", partial(_put, name=name, make=os.mkfifo)
-    for name in (weights, "trajectories/000001.parquet", "events.jsonl", "provenance.jsonl"):
+    for name in (weights, table, episodes, "events.jsonl", "provenance.jsonl"):
         yield f"endless-{Path(name).name}", partial(_put, name=name, make=partial(os.symlink, "/dev/zero"))
     for name in ("report.html", "report.html.part", "config.yaml", "events.jsonl", "status.json", ".lock", "run.json"):
         yield f"link-{name}", partial(_put, name=name, make=partial(os.symlink, victim))
-    for name in ("checkpoints", "trajectories", "evaluation", newest):
+    for name in ("checkpoints", "checkpoints/updates", "trajectories", "evaluation", newest):
         yield f"folder-{Path(name).name}", partial(_put, name=name, make=partial(os.symlink, victim.parent))
     yield "loop", partial(_put, name=weights, make=partial(os.symlink, "policy.safetensors"))
     yield "hard-link", partial(_put, name="events.jsonl", make=partial(os.link, victim))
-    for name in (weights, "trajectories/000001.parquet", "metrics.jsonl"):
+    for name in (weights, table, episodes, "metrics.jsonl"):
         yield f"holes-{Path(name).name}", partial(_stretched, name=name)
 
 

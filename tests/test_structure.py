@@ -46,7 +46,6 @@ MOST_AT_THE_ROOT = 12
 
 IMPLEMENTATIONS = {
     *(f"{kind.folder.split('.')[0]}.{name}" for kind in KINDS for name in kind.names()),
-    "algorithm.no_training",
     "collect.ahead",
     "collect.fleet_collector",
     "collect.inline",

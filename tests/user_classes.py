@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from digirl_dist.agent.acting import ActsAlone
+from digirl_dist.agent.contract import ActsAlone
 from digirl_dist.emulator import DiscreteActions, EmulatorSpec
 from digirl_dist.errors import ActionError
 from digirl_dist.tasks import Task

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from digirl_dist.agent import critic
 from digirl_dist.errors import AgentError, StateError, TrainingError
-from digirl_dist.trajectory import Decision, NoDecision
+from digirl_dist.trajectory import Decision, NoDecision, Observation
 from digirl_dist.types import Json
 from digirl_dist.user_code.blame import blaming
 from digirl_dist.user_code.state import saved_state
@@ -17,7 +17,6 @@ if TYPE_CHECKING:
     import torch
 
     from digirl_dist.agent import Actor, Agent
-    from digirl_dist.trajectory import Observation
 
 MEMBERS = ("act", "log_prob", "features", "feature_size", "train", "parameters", "state_dict", "load_state_dict")
 """What each agent has."""
@@ -110,3 +109,36 @@ def _described(thing: Any) -> str:
     if isinstance(thing, Sequence) and not isinstance(thing, str):
         return f"{len(thing)} of {type(thing[0]).__name__}" if thing else "none"
     return "None" if thing is None else f"a {type(thing).__name__}"
+
+
+class ActsAlone:
+    """All of ``Agent`` but ``act``, for a policy without weights."""
+
+    feature_size = 0
+
+    def log_prob(self, observations: Sequence[Observation], actions: Sequence[Json]) -> torch.Tensor:
+        """Raises AgentError."""
+        raise AgentError(f"{type(self).__name__} acts, and cannot be trained")
+
+    def features(self, observations: Sequence[Observation]) -> torch.Tensor:
+        """Raises AgentError."""
+        raise AgentError(f"{type(self).__name__} acts, and cannot be trained")
+
+    def train(self, mode: bool = True) -> None:
+        """There is no other mode than acting."""
+
+    def parameters(self) -> Iterator[torch.nn.Parameter]:
+        return iter(())
+
+    def state_dict(self) -> dict[str, torch.Tensor]:
+        return {}
+
+    def load_state_dict(self, state: Mapping[str, torch.Tensor]) -> None:
+        """Raises RuntimeError for weights: they are another agent's."""
+        if state:
+            raise RuntimeError(f"{type(self).__name__} has no weights")
+
+
+def completed(kind: Any) -> Any:
+    """Returns a class of the user's that has ``act`` alone together with the rest of ``Agent``."""
+    return type(kind.__name__, (kind, ActsAlone), {"__module__": kind.__module__})

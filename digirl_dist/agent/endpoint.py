@@ -10,9 +10,8 @@ from typing import Any
 
 import numpy as np
 
-from digirl_dist.agent.acting import ActsAlone
-from digirl_dist.agent.answers import read_or_wait
-from digirl_dist.agent.dialogue import conversation
+from digirl_dist.agent.contract import ActsAlone
+from digirl_dist.agent.prompts import conversation, read_or_wait
 from digirl_dist.chat import image_part
 from digirl_dist.chat.client import Answered, ChatServer, Outage, key_of
 from digirl_dist.emulator.touch_actions import SAID

@@ -20,12 +20,14 @@ from digirl_dist.trajectory import Decision, Observation
 from digirl_dist.types import Json
 
 _STRIDE = 4
+_INITIAL_STD = 0.5
+"""Initial standard deviation of Box actions, as a share of half their range."""
 
 
 class GenericPolicy(nn.Module):
     """Fulfils ``Agent`` for every environment whose actions are Discrete, Box or a product; texts are not read."""
 
-    def __init__(self, spec: EmulatorSpec, *, width: int, short_side: int, initial_std: float) -> None:
+    def __init__(self, spec: EmulatorSpec, *, width: int, short_side: int) -> None:
         """The values are the settings of ``agent=generic``."""
         super().__init__()
         self.spec = spec
@@ -33,7 +35,7 @@ class GenericPolicy(nn.Module):
         self.feature_size = self._encoder.feature_size
         self.critic_size = self._encoder.critic_size
         assert not isinstance(spec.actions, DeviceActions)  # as the plugin's ``suits`` says
-        self._head = _head(self.feature_size, spec.actions, initial_std)
+        self._head = _head(self.feature_size, spec.actions)
 
     def act(self, observations: Sequence[Observation], rngs: Sequence[np.random.Generator]) -> list[Decision]:
         parameters = self._head(self._encoder(self._inputs(observations, training=False))).double().cpu().numpy()
@@ -90,16 +92,14 @@ class _Head(Protocol):
     def log_prob(self, parameters: torch.Tensor, actions: Sequence[Json]) -> torch.Tensor: ...
 
 
-def _head(
-    features: int, actions: DiscreteActions | BoxActions | ProductActions, initial_std: float
-) -> _Categorical | _Gaussian | _Product:
+def _head(features: int, actions: DiscreteActions | BoxActions | ProductActions) -> _Categorical | _Gaussian | _Product:
     match actions:
         case DiscreteActions(n):
             return _Categorical(features, n)
         case BoxActions(low, high):
-            return _Gaussian(features, low, high, initial_std)
+            return _Gaussian(features, low, high)
         case ProductActions(parts):
-            return _Product(features, parts, initial_std)
+            return _Product(features, parts)
 
 
 class _Categorical(nn.Module):
@@ -125,10 +125,10 @@ class _Categorical(nn.Module):
 class _Gaussian(nn.Module):
     """Independent normal distributions; parameters are the means and then the logarithms of the deviations.
 
-    Means start at the middle of the bounds, deviations at ``initial_std`` of half their range (of 1 without bounds).
+    Means start at the middle of the bounds, deviations at ``_INITIAL_STD`` of half their range (of 1 without bounds).
     """
 
-    def __init__(self, features: int, low: Sequence[float], high: Sequence[float], initial_std: float) -> None:
+    def __init__(self, features: int, low: Sequence[float], high: Sequence[float]) -> None:
         super().__init__()
         middle, reach = middle_and_reach(low, high)
         self._middle: torch.Tensor
@@ -136,7 +136,7 @@ class _Gaussian(nn.Module):
         self.register_buffer("_middle", torch.tensor(middle, dtype=torch.float32), persistent=False)
         self.register_buffer("_reach", torch.tensor(reach, dtype=torch.float32), persistent=False)
         self._mean = _nearly_zero(nn.Linear(features, len(low)))
-        self._log_std = nn.Parameter(torch.full((len(low),), math.log(initial_std)))
+        self._log_std = nn.Parameter(torch.full((len(low),), math.log(_INITIAL_STD)))
 
     def forward(self, features: torch.Tensor) -> torch.Tensor:
         mean = self._middle + self._reach * self._mean(features)
@@ -158,9 +158,9 @@ class _Gaussian(nn.Module):
 class _Product(nn.Module):
     """Independent parts; parameters are those of each part, one after the other."""
 
-    def __init__(self, features: int, parts: Sequence[DiscreteActions | BoxActions], initial_std: float) -> None:
+    def __init__(self, features: int, parts: Sequence[DiscreteActions | BoxActions]) -> None:
         super().__init__()
-        self._parts = nn.ModuleList([_head(features, part, initial_std) for part in parts])
+        self._parts = nn.ModuleList([_head(features, part) for part in parts])
         sizes = [part.n if isinstance(part, DiscreteActions) else 2 * len(part.low) for part in parts]
         self._ends = np.cumsum(sizes).tolist()
 

@@ -6,9 +6,12 @@ from collections import Counter, OrderedDict
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, cast
 
+import pyarrow as pa
 import torch
 
+from digirl_dist.algorithm.table import Learned, Row
 from digirl_dist.errors import CheckpointError, TrainingError
+from digirl_dist.storage import update_table
 from digirl_dist.storage.safe_torch_load import is_loaded, require_plain
 from digirl_dist.user_code.state import saved_state
 
@@ -33,13 +36,29 @@ def state_of(algorithm: Algorithm) -> dict[str, Any]:
     return dict(state)
 
 
-def figures_of(algorithm: Algorithm, returned: Any) -> dict[str, float]:
-    """Returns the figures that an update of the algorithm ``returned``. Raises TrainingError for anything else."""
+def learned_of(algorithm: Algorithm, returned: Any) -> tuple[dict[str, float], pa.Table | None]:
+    """Returns the figures and the table that an update of the algorithm ``returned``, None for no table.
+
+    Raises TrainingError for anything else.
+    """
+    name = f"{type(algorithm).__name__}.update"
+    figures = returned.figures if isinstance(returned, Learned) else returned
     try:
-        return {str(name): float(figure) for name, figure in returned.items()}
+        found = {str(figure): float(value) for figure, value in figures.items()}
     except (AttributeError, TypeError, ValueError) as error:
-        name = f"{type(algorithm).__name__}.update"
-        raise TrainingError(f"{name} returned {returned!r:.100}, not a dict of numbers by name") from error
+        raise TrainingError(f"{name} returned {figures!r:.100}, not a dict of numbers by name") from error
+    if not isinstance(returned, Learned):
+        return found, None
+    try:
+        return found, update_table.to_table(map(_cells, returned.rows))
+    except (AttributeError, TypeError, ValueError, pa.ArrowException) as error:
+        raise TrainingError(f"{name} returned a table that is none: {error!s:.200}") from error
+
+
+def _cells(row: Row) -> update_table.Cells:
+    ticket = row.episode.ticket
+    place = (ticket.iteration, ticket.index, ticket.task.id, row.place)
+    return (*place, row.outcome, row.reason, row.weight, row.advantage, row.value, row.learned)
 
 
 def expect(algorithm: Algorithm, store: Store, iteration: int) -> None:

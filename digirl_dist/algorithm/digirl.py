@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
-from typing import Any, Protocol
+from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
 
 from digirl_dist.agent import Agent, contract, critic
-from digirl_dist.algorithm import LOOP, StepOutcome
 from digirl_dist.algorithm.advantages import (
     doubly_robust_advantages,
     instruction_advantages,
@@ -18,123 +17,94 @@ from digirl_dist.algorithm.advantages import (
     returns_to_go,
 )
 from digirl_dist.algorithm.hindsight import NO_HINDSIGHT, Hindsight
-from digirl_dist.algorithm.imitation import Example, Imitation, learned_of, unsolved_steps, weights_in, with_held
-from digirl_dist.algorithm.optimizer import Fit
+from digirl_dist.algorithm.imitation import Imitation
+from digirl_dist.algorithm.optimizer import Fit, nobody_has, totals
 from digirl_dist.algorithm.options import DigirlOptions
-from digirl_dist.algorithm.selection import held_out, leading_on, top_quantile
-from digirl_dist.algorithm.totals import nobody_has, totals
+from digirl_dist.algorithm.selection import held_out, leading_on, top_quantile, unsolved_steps
+from digirl_dist.algorithm.table import (
+    HELD_OUT,
+    IN_LOOPS,
+    KEPT,
+    LOOP,
+    NOT_CHOSEN,
+    NOT_GOOD,
+    UNDRAWN,
+    UNSOLVED,
+    Learned,
+    Row,
+    counts,
+)
 from digirl_dist.algorithm.values import SuccessValue
 from digirl_dist.errors import TrainingError
 from digirl_dist.parallel.peers import ALONE, Peers
 from digirl_dist.trajectory import Observation, Trajectory
 
 _OBSERVATIONS_AT_ONCE = 256
+_FRAMES = 2
+"""Latest observations that the step-level value sees together."""
+_MARGIN = 0.05
+"""By how much a step must be better than expected by the released code."""
 
-OwnAdvantage = Callable[[np.ndarray, np.ndarray], Any]
-"""The advantages [H] of an episode's steps, from its rewards [H] and step-level values [H + 1]: the user's."""
-
-
-class Rule(Protocol):
-    """Where the paper and the released code differ: what is imitated of which episodes, and how."""
-
-    @property
-    def critics(self) -> int:
-        """Step-level value functions, of which the lesser counts."""
-
-    @property
-    def after(self) -> bool:
-        """Whether the step-level value also learns from what was seen after each step."""
-
-    def scores(self, returns: np.ndarray, values: np.ndarray, offline: bool) -> np.ndarray:
-        """How much each of N episodes deserves to be looked at; ``values`` are instruction-level."""
-
-    def advantages(self, rewards: np.ndarray, values: np.ndarray) -> np.ndarray:
-        """Of each of H steps, how much better it was than expected; ``values`` has shape [H + 1]."""
-
-    def threshold(self, steps: int) -> float:
-        """The advantage that a good step of an episode with so many steps exceeds."""
+Advantage = Callable[[np.ndarray, np.ndarray], Any]
+"""The advantages [H] of an episode's steps, from its rewards [H] and step-level values [H + 1]; may be the user's."""
 
 
 @dataclass(frozen=True)
-class PaperRule:
-    """The doubly robust advantage must exceed 1/H (arXiv 2406.11896, section 4).
+class Rule:
+    """Which steps of an episode are good: those whose advantage is above a threshold."""
 
-    H is the horizon of the task, the most steps that an episode may have, and not what this episode took: a success in
-    its first step has the advantage 1, which no threshold below it may refuse. Where there is no horizon, it is what
-    the episode took. An H of 1 counts as 2, for no advantage exceeds 1.
-    """
-
-    lam: float
+    advantages: Advantage
     horizon: int | None = None
-    critics: int = 1
-    after: bool = False
+    """The threshold is 1 / horizon; 0: it is 0; None: 1 / the episode's number of steps."""
+    is_released: bool = False
+    """As in the released code, there are two step-level value functions, of which the lesser counts; they also learn
+    from what was seen after each step; and offline, episodes are ranked by their return alone."""
 
     def scores(self, returns: np.ndarray, values: np.ndarray, offline: bool) -> np.ndarray:
-        return instruction_advantages(returns, values)
-
-    def advantages(self, rewards: np.ndarray, values: np.ndarray) -> np.ndarray:
-        return doubly_robust_advantages(rewards, values, self.lam)
-
-    def threshold(self, steps: int) -> float:
-        return 1 / max(2, self.horizon or steps)
-
-
-@dataclass(frozen=True)
-class ReleasedRule:
-    """The released code's advantage must be positive; offline, episodes are ranked by their return alone."""
-
-    discount: float
-    margin: float
-    critics: int = 2
-    after: bool = True
-
-    def scores(self, returns: np.ndarray, values: np.ndarray, offline: bool) -> np.ndarray:
+        """Returns how much each of N episodes deserves to be looked at; ``values`` are instruction-level."""
+        if not self.is_released:
+            return instruction_advantages(returns, values)
         return returns if offline else instruction_advantages(returns, np.clip(values, 1e-4, 1 - 1e-4))
 
-    def advantages(self, rewards: np.ndarray, values: np.ndarray) -> np.ndarray:
-        returns = np.array(returns_to_go(rewards.tolist(), self.discount))
-        return released_advantages(rewards, values, returns, self.margin)
-
     def threshold(self, steps: int) -> float:
-        return 0.0
+        """Returns the advantage that a good step of an episode with so many steps exceeds.
+
+        By the paper it is 1/H (section 4). H is the horizon of the task, the most steps that an episode may have, and
+        not what this episode took: a success in its first step has the advantage 1, which no threshold below it may
+        refuse. An H of 1 counts as 2, for no advantage exceeds 1.
+        """
+        return 0.0 if self.horizon == 0 else 1 / max(2, self.horizon or steps)
 
 
-@dataclass(frozen=True)
-class OwnRule:
-    """An advantage of the user's must be positive; all else is as in the paper."""
+def paper_rule(lam: float, horizon: int | None = None) -> Rule:
+    """Returns the paper's rule, for episodes of at most ``horizon`` steps (None: not known)."""
+    return Rule(lambda rewards, values: doubly_robust_advantages(rewards, values, lam), horizon)
 
-    advantage: OwnAdvantage
-    critics: int = 1
-    after: bool = False
 
-    def scores(self, returns: np.ndarray, values: np.ndarray, offline: bool) -> np.ndarray:
-        return instruction_advantages(returns, values)
+def released_rule(discount: float) -> Rule:
+    """Returns the rule of the released code."""
 
-    def advantages(self, rewards: np.ndarray, values: np.ndarray) -> np.ndarray:
+    def advantages(rewards: np.ndarray, values: np.ndarray) -> np.ndarray:
+        returns = np.array(returns_to_go(rewards.tolist(), discount))
+        return released_advantages(rewards, values, returns, _MARGIN)
+
+    return Rule(advantages, horizon=0, is_released=True)
+
+
+def own_rule(advantage: Advantage) -> Rule:
+    """Returns the rule that an advantage of the user's must be above 0; all else is as in the paper."""
+    name = getattr(advantage, "__name__", advantage)
+
+    def advantages(rewards: np.ndarray, values: np.ndarray) -> np.ndarray:
         """Raises TrainingError for a function that does not return a finite number per step."""
-        found, name = np.asarray(self.advantage(rewards, values)), getattr(self.advantage, "__name__", self.advantage)
+        found = np.asarray(advantage(rewards, values))
         if found.shape != rewards.shape:
             raise TrainingError(f"{name} returned the shape {found.shape} for {len(rewards)} steps")
         if found.dtype.kind not in "biuf" or not np.isfinite(found).all():
             raise TrainingError(f"{name} returned {found.tolist()!r:.100}, not a finite number for each step")
-        return found
+        return found.astype(np.float64)
 
-    def threshold(self, steps: int) -> float:
-        return 0.0
-
-
-def good_steps(rule: Rule, rewards: np.ndarray, values: np.ndarray) -> np.ndarray:
-    """Of each of H steps, whether it was better than expected; ``values`` has shape [H + 1]."""
-    return rule.advantages(rewards, values) > rule.threshold(len(rewards))
-
-
-def rule_of(settings: DigirlOptions, horizon: int | None, own: OwnAdvantage | None = None) -> Rule:
-    """The rule that the settings name, for episodes of at most ``horizon`` steps (None: not known)."""
-    if own is not None:
-        return OwnRule(own)
-    if settings.advantage == "code":
-        return ReleasedRule(settings.discount, settings.margin)
-    return PaperRule(settings.lam, horizon)
+    return Rule(advantages, horizon=0)
 
 
 @dataclass(frozen=True, eq=False)
@@ -145,8 +115,6 @@ class Seen:
     features: torch.Tensor
     tried: bool = True
     """Whether this is what the policy was asked for, and not what it was relabelled with."""
-    weight: float = 1.0
-    """What each of its good steps counts for."""
 
     @property
     def rewards(self) -> np.ndarray:
@@ -166,92 +134,45 @@ class DigiRL:
         settings: DigirlOptions,
         seed: int,
         peers: Peers = ALONE,
-        horizon: int | None = None,
-        own: OwnAdvantage | None = None,
+        rule: Rule | None = None,
         hindsight: Hindsight = NO_HINDSIGHT,
     ) -> None:
+        """``rule`` is by default the paper's, without a horizon."""
         self._agent = agent
         self._hindsight = hindsight
         self._settings = settings
-        self._rule = rule_of(settings, horizon, own)
+        self._rule = rule or paper_rule(settings.lam)
         self._peers = peers
         self._imitation = Imitation(agent, settings.actor, seed, peers)
         _, self._input_size = critic(agent)
         self._instruction_value = SuccessValue(self._input_size, settings.instruction_value, seed + 1, peers)
-        stacked = self._input_size * settings.frames
-        self._step_value = SuccessValue(stacked, settings.step_value, seed + 2, peers, self._rule.critics)
+        stacked, critics = self._input_size * _FRAMES, 1 + self._rule.is_released
+        self._step_value = SuccessValue(stacked, settings.step_value, seed + 2, peers, critics)
         self._updates = 0
 
-    def update(self, fresh: Sequence[Trajectory], replay: Sequence[Trajectory]) -> dict[str, float]:
-        share = self._settings.validation_share
+    def update(self, fresh: Sequence[Trajectory], replay: Sequence[Trajectory]) -> Learned:
         offline = nobody_has(fresh, self._peers)
         seen, relabelled = self._look_at(replay if offline else replay[-self._settings.value_episodes :])
-        learn = [each for each in seen if not held_out(each.episode, share)]
-        measure = [each for each in seen if held_out(each.episode, share)]
+        learn = [each for each in seen if not self._is_held_out(each.episode)]
+        measure = [each for each in seen if self._is_held_out(each.episode)]
         # Before the values have seen how these episodes ended, as in the released code.
-        chosen, chosen_to_measure = self._chosen(learn, offline), self._chosen(measure, offline)
+        scores, scores_to_measure = self._scores(learn, offline), self._scores(measure, offline)
         fits = self._fit_values(learn)
-        figures = {**{f"{name}_loss": fit.loss for name, fit in fits.items()}, **self._measure_values(measure)}
+        table, measured = self._judged(learn, scores), self._judged(measure, scores_to_measure)
+        figures = {**{f"{name}_loss": fit.loss for name, fit in fits.items()}, **self._measure(measure, measured)}
         if self._updates < self._settings.warmup_iterations:
-            chosen = []
+            _leave_out(table, NOT_CHOSEN, "the first updates fit the value functions only")
         self._updates += 1
-        rows, left = self._examples(chosen)
-        held = self._held(replay, rows, offline)
+        rows = [row for row in table if row.weight]
+        tried = [] if offline else [each for each in replay if not self._is_held_out(each)]
+        held = unsolved_steps(tried, self._settings.unsolved, rows)
         fits["actor"] = self._imitation.fit([*rows, *held])
-        imitated, holding = learned_of(fits["actor"], rows, held)
         figures["actor_loss"] = fits["actor"].loss
         figures["skipped_steps"] = float(sum(fit.skipped for fit in fits.values()))
-        figures["actor_validation_loss"] = self._imitation.measure(self._examples(chosen_to_measure)[0])
-        counts = {
-            "kept_trajectories": len(chosen),
-            "kept_steps": imitated,
-            "unsolved_steps": holding,
-            **left,
-            "left_not_chosen": _steps(learn) - _steps(chosen),
-            "left_undrawn": len(rows) - imitated,
-        }
-        return {**figures, **totals(counts, self._peers), **relabelled}
-
-    def explain(
-        self,
-        episode: Trajectory,
-        fresh: Sequence[Trajectory],
-        replay: Sequence[Trajectory],
-        after: Mapping[str, Any],
-    ) -> list[StepOutcome]:
-        seen, _ = self._look_at(replay[-self._settings.value_episodes :] if fresh else replay)
-        learn = [each for each in seen if not held_out(each.episode, self._settings.validation_share)]
-        chosen, rests = self._chosen(learn, not fresh), self._updates < self._settings.warmup_iterations
-        self.load_state_dict(after)
-        own = next((each for each in seen if each.episode.episode_id == episode.episode_id), None)
-        if own is None:
-            return [StepOutcome(False, "newer episodes took its place") for _ in episode.steps]
-        if own not in learn:
-            return self._outcomes(own, "the episode is held out, to validate the value functions")
-        if rests:
-            return self._outcomes(own, "the first updates fit the value functions only")
-        heavy = next((each for each in chosen if each.episode is own.episode), None)
-        outcomes = self._outcomes(heavy or own, "" if heavy else "it ended no better than its instruction let expect")
-        held = self._held(replay, self._examples(chosen)[0], not fresh)
-        return with_held(outcomes, weights_in(held, episode, replay))
-
-    def _held(self, replay: Sequence[Trajectory], rows: Sequence[Example], offline: bool) -> list[Example]:
-        """The steps that hold the policy open for unsolved tasks; none offline, where nobody tries."""
-        learn = [] if offline else [each for each in replay if not held_out(each, self._settings.validation_share)]
-        return unsolved_steps(learn, self._settings.unsolved, rows)
-
-    def _outcomes(self, seen: Seen, out: str) -> list[StepOutcome]:
-        """``out`` is why the whole episode was left out; empty if it was not."""
-        values = self._step_value(stack(seen.features, self._settings.frames)).double().numpy()
-        advantages, threshold = self._rule.advantages(seen.rewards, values), self._rule.threshold(len(seen.rewards))
-        found = []
-        for value, advantage, leads_on in zip(values[:-1], advantages, self._on_the_way(seen), strict=True):
-            above = advantage > threshold
-            better = f"its advantage {advantage:.3g} is {'above' if above else 'not above'} {threshold:.3g}"
-            kept = bool(not out and leads_on and above)
-            reason = out or (better if leads_on else LOOP)
-            found.append(StepOutcome(kept, reason, kept * seen.weight, float(value), float(advantage)))
-        return found
+        figures["actor_validation_loss"] = self._imitation.measure(measured)
+        _leave_out(measured, HELD_OUT, "the episode is held out, to validate the value functions")
+        table += [*held, *measured]
+        return Learned({**figures, **self._counts(table), **relabelled}, table)
 
     def state_dict(self) -> dict[str, Any]:
         return {
@@ -267,8 +188,11 @@ class DigiRL:
         self._step_value.load_state_dict(state["step_value"])
         self._updates = state["updates"]
 
+    def _is_held_out(self, episode: Trajectory) -> bool:
+        return held_out(episode, self._settings.VALIDATION_SHARE)
+
     def _look_at(self, newest: Sequence[Trajectory]) -> tuple[list[Seen], dict[str, float]]:
-        """Those episodes and what they are relabelled to, and the share of the latter as a figure."""
+        """Returns those episodes and what they are relabelled to, and the share of the latter as a figure."""
         episodes, relabelled = self._hindsight.added(newest, self._peers)
         tried = set(map(id, newest))
         lengths = [len(episode.steps) + 1 for episode in episodes]
@@ -277,10 +201,16 @@ class DigiRL:
         return [Seen(episode, part, id(episode) in tried) for episode, part in parts], relabelled
 
     def _features(self, observations: Sequence[Observation]) -> torch.Tensor:
-        """Of any number of observations: [N, F]."""
+        """Returns [N, F] of any number of observations."""
         firsts = range(0, len(observations), _OBSERVATIONS_AT_ONCE)
         parts = [contract.inputs(self._agent, observations[k : k + _OBSERVATIONS_AT_ONCE]).cpu() for k in firsts]
         return torch.cat([torch.empty(0, self._input_size), *parts]).detach()
+
+    def _scores(self, seen: Sequence[Seen], offline: bool) -> np.ndarray:
+        """Returns by how much each episode ended better than its instruction let expect, shape [N]."""
+        returns = np.array([each.episode.reward for each in seen])
+        values = self._instruction_value(_starts(seen, self._input_size)[0]).double().numpy()
+        return self._rule.scores(returns, values, offline)
 
     def _fit_values(self, seen: Sequence[Seen]) -> dict[str, Fit]:
         """The instruction-level one on what was tried alone, for what is relabelled always succeeds."""
@@ -290,8 +220,37 @@ class DigiRL:
             "step_value": self._step_value.fit(*self._step_rows(seen)),
         }
 
-    def _measure_values(self, seen: Sequence[Seen]) -> dict[str, float]:
-        """What is held out on all ranks; nothing if none holds any out."""
+    def _judged(self, seen: Sequence[Seen], scores: np.ndarray) -> list[Row]:
+        """Returns a row for each step, with a weight where it is imitated: as heavy as its episode ended better."""
+        leading = set(top_quantile(scores, self._settings.top_share))
+        weights = [float(score) if index in leading and score > 0 else 0.0 for index, score in enumerate(scores)]
+        return [row for each, weight in zip(seen, weights, strict=True) for row in self._rows(each, weight)]
+
+    def _rows(self, seen: Seen, weight: float) -> list[Row]:
+        values = self._step_value(stack(seen.features, _FRAMES)).double().numpy()
+        advantages, threshold = self._rule.advantages(seen.rewards, values), self._rule.threshold(len(seen.rewards))
+        leads = leading_on(seen.episode, self._settings.erase_loops)
+        rows = []
+        for place, (advantage, leads_on) in enumerate(zip(advantages.tolist(), leads, strict=True)):
+            good = advantage > threshold
+            row = Row(seen.episode, place, KEPT, "", weight, advantage, float(values[place]))
+            row.reason = f"its advantage {advantage:.3g} is {'above' if good else 'not above'} {threshold:.3g}"
+            if not weight:
+                row.outcome, row.reason = NOT_CHOSEN, "it ended no better than its instruction let expect"
+            elif not good:
+                row.outcome, row.weight = NOT_GOOD, 0.0
+            elif not leads_on:
+                row.outcome, row.weight, row.reason = IN_LOOPS, 0.0, LOOP
+            rows.append(row)
+        return rows
+
+    def _counts(self, table: Sequence[Row]) -> dict[str, float]:
+        chosen = {id(row.episode) for row in table if row.outcome in (KEPT, NOT_GOOD, IN_LOOPS)}
+        outcomes = (KEPT, UNSOLVED, HELD_OUT, NOT_CHOSEN, NOT_GOOD, IN_LOOPS, UNDRAWN)
+        return totals({"kept_trajectories": len(chosen), **counts(table, *outcomes)}, self._peers)
+
+    def _measure(self, seen: Sequence[Seen], rows: Sequence[Row]) -> dict[str, float]:
+        """Returns how well the values do on what is held out on all ranks; nothing if none holds any out."""
         measured = {
             "instruction_value": self._instruction_value.measure(*_starts(seen, self._input_size)),
             "step_value": self._step_value.measure(*self._step_rows(seen)),
@@ -302,58 +261,27 @@ class DigiRL:
             if found is not None
             for name, figure in found._asdict().items()
         }
-        return {**figures, **self._measure_advantages(seen)}
+        return {**figures, **self._measure_advantages(seen, rows)}
 
-    def _measure_advantages(self, seen: Sequence[Seen]) -> dict[str, float]:
-        """How often a return came after the steps that are called good, and after any."""
-        none = np.empty(0, bool)
-        good = np.concatenate([none, *(self._good(each) for each in seen)])
-        won = np.concatenate([none, *(np.array(returns_to_go(each.rewards.tolist(), 1.0)) > 0 for each in seen)])
-        own = {"steps": len(won), "won": won.sum(), "good": good.sum(), "both": (won & good).sum()}
-        count = totals(own, self._peers)
+    def _measure_advantages(self, seen: Sequence[Seen], rows: Sequence[Row]) -> dict[str, float]:
+        """Returns how often a return came after the steps that are called good, and after any."""
+        won = [togo > 0 for each in seen for togo in returns_to_go(each.rewards.tolist(), 1.0)]
+        good = [(row.advantage or 0.0) > self._rule.threshold(len(row.episode.steps)) for row in rows]
+        both = sum(step_won and step_good for step_won, step_good in zip(won, good, strict=True))
+        count = totals({"steps": len(won), "won": sum(won), "good": sum(good), "both": both}, self._peers)
         precision = {"good_steps_validation_precision": count["both"] / count["good"]} if count["good"] else {}
         return {**precision, "steps_validation_won": count["won"] / count["steps"]} if count["steps"] else {}
 
     def _step_rows(self, seen: Sequence[Seen]) -> tuple[torch.Tensor, list[float]]:
-        """What the step-level value learns from: stacked features, and how much of a success came after them."""
-        stacked = [stack(each.features, self._settings.frames) for each in seen]
+        """Returns what the step-level value learns from: stacked features, and how much of a success came after."""
+        stacked = [stack(each.features, _FRAMES) for each in seen]
         features = [rows[:-1] for rows in stacked]
         labels = [_success(togo) for each in seen for togo in returns_to_go(each.rewards.tolist(), 1.0)]
-        if self._rule.after:
+        if self._rule.is_released:
             features += [rows[1:] for rows in stacked]
             labels += labels
-        width = self._input_size * self._settings.frames
+        width = self._input_size * _FRAMES
         return torch.cat([torch.empty(0, width), *features]), labels
-
-    def _chosen(self, seen: Sequence[Seen], offline: bool) -> list[Seen]:
-        """The episodes that ended better than their instruction let expect, as heavy as they did."""
-        returns = np.array([each.episode.reward for each in seen])
-        values = self._instruction_value(_starts(seen, self._input_size)[0]).double().numpy()
-        scores = self._rule.scores(returns, values, offline)
-        leading = top_quantile(scores, self._settings.top_share)
-        return [replace(seen[index], weight=float(scores[index])) for index in leading if scores[index] > 0]
-
-    def _examples(self, chosen: Sequence[Seen]) -> tuple[list[Example], dict[str, float]]:
-        """Their good steps, and how many are left out because they are not, or because they lie in loops."""
-        good = [self._good(each) for each in chosen]
-        kept = [self._on_the_way(each) & of_each for each, of_each in zip(chosen, good, strict=True)]
-        rows = [
-            Example(step.observation, step.action, each.weight)
-            for each, keeps in zip(chosen, kept, strict=True)
-            for step, keep in zip(each.episode.steps, keeps, strict=True)
-            if keep
-        ]
-        all_good = float(sum(of_each.sum() for of_each in good))
-        return rows, {"left_not_good": _steps(chosen) - all_good, "left_in_loops": all_good - len(rows)}
-
-    def _good(self, seen: Seen) -> np.ndarray:
-        """Of each step, whether the rule calls it good."""
-        values = self._step_value(stack(seen.features, self._settings.frames)).double().numpy()
-        return good_steps(self._rule, seen.rewards, values)
-
-    def _on_the_way(self, seen: Seen) -> np.ndarray:
-        """Of each step, whether it is outside of loops, as far as that matters."""
-        return np.array(leading_on(seen.episode, self._settings.erase_loops))
 
 
 def stack(features: torch.Tensor, frames: int) -> torch.Tensor:
@@ -365,8 +293,9 @@ def stack(features: torch.Tensor, frames: int) -> torch.Tensor:
     return torch.cat([padded[first : first + len(features)] for first in range(frames)], dim=1)
 
 
-def _steps(seen: Sequence[Seen]) -> int:
-    return sum(len(each.episode.steps) for each in seen)
+def _leave_out(rows: Sequence[Row], outcome: str, reason: str) -> None:
+    for row in rows:
+        row.outcome, row.reason, row.weight = outcome, reason, 0.0
 
 
 def _observations(episode: Trajectory) -> list[Observation]:

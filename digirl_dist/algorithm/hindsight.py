@@ -10,9 +10,9 @@ import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from digirl_dist.agent.words import quoted
+from digirl_dist.agent.prompts import quoted
+from digirl_dist.algorithm.optimizer import totals
 from digirl_dist.algorithm.selection import on_the_way
-from digirl_dist.algorithm.totals import totals
 from digirl_dist.emulator.remembered import recalled
 from digirl_dist.errors import TrainingError
 from digirl_dist.parallel.peers import ALONE, Peers

@@ -28,7 +28,7 @@ class Fit(NamedTuple):
     loss: float = 0.0
     """Mean of the steps that were made; 0 without any."""
     skipped: int = 0
-    """Steps that were not made, because their loss or gradient was not finite, or their loss beyond ``max_loss``."""
+    """Steps that were not made, because their loss or gradient was not finite, or their loss beyond ``MAX_LOSS``."""
     learned: frozenset[int] = frozenset()
     """This rank's rows that some step was made from."""
 
@@ -49,10 +49,10 @@ class Adam(torch.optim.Adam):
 
 
 class MinibatchOptimizer:
-    """Adam with accumulated and clipped gradients and a ramped learning rate. Keeps its state and its random numbers.
+    """Adam with accumulated and clipped gradients. Keeps its state and its random numbers.
 
-    ``what`` names the loss in errors. Learning rate and epsilon are those of the settings also after a resume, so a run
-    that stopped because its loss exploded can go on with a lower rate. With ``peers``, a minibatch is that of all ranks
+    ``what`` names the loss in errors. The learning rate is that of the settings also after a resume, so a run that
+    stopped because its loss exploded can go on with a lower rate. With ``peers``, a minibatch is that of all ranks
     together: every rank must call ``fit``, also one without rows.
     """
 
@@ -68,16 +68,15 @@ class MinibatchOptimizer:
         self._settings = settings
         self._what = what
         self._peers = peers
-        self._optimizer = Adam(self._parameters, lr=settings.learning_rate, eps=settings.adam_eps)
+        self._optimizer = Adam(self._parameters, lr=settings.learning_rate, eps=settings.ADAM_EPS)
         peers.adopt(self._optimizer)
         self._generator = torch.Generator().manual_seed(seed)
-        self._steps = 0
 
     def fit(self, rows: int, loss_of: LossOf, weight_of: WeightOf = len, rate: float = 1.0, fresh: int = 0) -> Fit:
         """Up to ``epochs`` passes over the rows, ``max_examples`` in all; the first ``fresh`` are never left out.
 
         ``rate`` is the share of the learning rate to go on with. A step whose loss or gradient is not finite, or whose
-        loss is beyond ``max_loss``, is skipped, on every rank alike. Raises TrainingError when that is more than half
+        loss is beyond ``MAX_LOSS``, is skipped, on every rank alike. Raises TrainingError when that is more than half
         of all steps.
         """
         drawn = batches(rows, self._settings, self._generator, fresh)
@@ -100,16 +99,11 @@ class MinibatchOptimizer:
         return Fit(sum(losses) / len(losses) if losses else 0.0, len(faults), frozenset(learned))
 
     def state_dict(self) -> dict[str, Any]:
-        return {
-            "optimizer": self._optimizer.state_dict(),
-            "generator": self._generator.get_state(),
-            "steps": self._steps,
-        }
+        return {"optimizer": self._optimizer.state_dict(), "generator": self._generator.get_state()}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         self._optimizer.load_state_dict(state["optimizer"])
         self._generator.set_state(state["generator"])
-        self._steps = state["steps"]
 
     def _step(
         self, group: Sequence[tuple[list[int], float]], loss_of: LossOf, weight_of: WeightOf, rate: float
@@ -126,13 +120,11 @@ class MinibatchOptimizer:
         for parameter, gradient in zip(self._parameters, gradients, strict=True):
             parameter.grad = gradient
         length = self._peers.clip(self._parameters, self._settings.clip_norm)
-        if fault := fault_of(found, length, self._settings.max_loss, self._what):
+        if fault := fault_of(found, length, self._settings.MAX_LOSS, self._what):
             return 0.0, fault
-        rate *= self._settings.learning_rate * ramp(self._steps, self._settings.ramp_steps)
         for parameters in self._optimizer.param_groups:
-            parameters["lr"], parameters["eps"] = rate, self._settings.adam_eps
+            parameters["lr"] = rate * self._settings.learning_rate
         self._optimizer.step()
-        self._steps += 1
         return sum(share * loss for (_, share), loss in zip(group, found, strict=True)), ""
 
     def _backward(self, rows: list[int], loss_of: LossOf, weight_of: WeightOf, scale: float) -> float:
@@ -186,18 +178,13 @@ def _plus(one: torch.Tensor | None, other: torch.Tensor | None) -> torch.Tensor 
     return one + other
 
 
-def ramp(step: int, steps: int) -> float:
-    """The share of the learning rate at ``step`` (from 0): rises in equal parts to 1 at the ``steps``-th step."""
-    return min(1.0, (step + 1) / steps) if steps else 1.0
-
-
 def fault_of(losses: Sequence[float], length: float, most: float, what: str) -> str:
     """Why no step can be made of minibatches with these losses and a gradient of this length; empty if one can."""
     for name, value, limit in [*((what, loss, most) for loss in losses), (f"the gradient of {what}", length, math.inf)]:
         if not math.isfinite(value):
             return f"{name} became {value}; lower the learning rate, or look for actions of probability 0"
         if abs(value) > limit:
-            return f"{name} became {value:.3g}, beyond max_loss={limit:.3g}; lower the learning rate"
+            return f"{name} became {value:.3g}, beyond {limit:.3g}; lower the learning rate"
     return ""
 
 
@@ -205,3 +192,14 @@ def refuse_many(faults: Sequence[str], steps: int) -> None:
     """Raises TrainingError, with the last of the ``faults``, if they are too many of an update's ``steps``."""
     if len(faults) > _MOST_SKIPPED * steps:
         raise TrainingError(f"in {len(faults)} of {steps} steps {faults[-1]}")
+
+
+def totals(own: Mapping[str, float], peers: Peers) -> dict[str, float]:
+    """Returns the sums over the rows of all ranks. Every rank must call it, with the same names in the same order."""
+    sums = peers.total(torch.tensor(list(own.values()), dtype=torch.float64)).tolist()
+    return dict(zip(own, sums, strict=True))
+
+
+def nobody_has(rows: Sequence[Any], peers: Peers) -> bool:
+    """Whether the ``rows`` are empty on every rank. Every rank must call it."""
+    return not totals({"rows": len(rows)}, peers)["rows"]

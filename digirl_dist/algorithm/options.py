@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import ClassVar
 
 from digirl_dist.errors import SettingsError
 from digirl_dist.settings.algorithms import ActorSettings, HindsightSettings, OptimizerSettings, ValueSettings
-from digirl_dist.settings.ranges import Amount, Count, CountOrNone, Few, Positive, Rate, Real, Share, SomeShare, Width
+from digirl_dist.settings.ranges import Amount, Count, CountOrNone, Few, Positive, Rate, Real, Share, SomeShare
 
 PUBLISHED = ("paper", "code")
 """The advantages of DigiRL that need no function of the user's."""
@@ -35,17 +36,12 @@ class GrpoOptions:
     replay_weight: Amount = 1.0
     """Mean weight of self-imitation: steps of replay episodes, of any iteration, that ended better than their task's
     recent average. 0: only fresh episodes teach."""
-    discount: Share = 0.7
-    """Discount of the return to go by which imitated steps are weighted."""
     erase_loops: bool = True
     """Do not imitate a step if its screen comes back later, before anything was earned."""
     unsolved: Amount = 0.3
     """Weight of a step of the replay's oldest policy, relative to an imitated step, in tasks that no episode has
     solved. There the policy keeps trying what solved tasks do not need. 0: off."""
     hindsight: HindsightSettings = field(default_factory=HindsightSettings)
-    max_importance: Positive = 2.0
-    """Largest weight of a step that a different policy took: an older one (``collect_ahead``), or one of another
-    precision."""
     actor: GrpoActorSettings = field(default_factory=GrpoActorSettings)
 
 
@@ -56,7 +52,7 @@ class PpoOptions(OptimizerSettings):
     epochs: Few = 4
     max_examples: Count = 1_000_000
     clip_norm: Positive = 0.5
-    adam_eps: Positive = 1e-5
+    ADAM_EPS: ClassVar[float] = 1e-5
     anneal_iterations: Count | None = None
     """The learning rate falls linearly to 0 over this many iterations; null: over the run's."""
     clip_ratio: Share = 0.2
@@ -67,8 +63,6 @@ class PpoOptions(OptimizerSettings):
     """λ of the generalised advantage."""
     value_weight: Amount = 0.5
     """Weight of the value function's loss relative to the policy's."""
-    width: Width = 64
-    """Units of the value function's hidden layer."""
 
 
 @dataclass
@@ -85,17 +79,13 @@ class DigirlOptions:
     """``paper``: how fast the step advantage shifts from the outcome to the values, going back from the end."""
     discount: Share = 0.5
     """``code``: discount of the returns that are added to the step advantage."""
-    margin: Real = 0.05
-    """``code``: by how much a step must be better than expected."""
     erase_loops: bool = True
     """A step is never good if its screen comes back later, before anything was earned (false: as published)."""
     unsolved: Amount = 0.3
     """Weight of a step of the replay's oldest policy, relative to an imitated step, in tasks that no episode has
     solved. There the policy keeps trying what solved tasks do not need. 0: off (as published)."""
     hindsight: HindsightSettings = field(default_factory=HindsightSettings)
-    frames: Few = 2
-    """Number of latest observations that the step-level value sees together."""
-    validation_share: Share = 0.2
+    VALIDATION_SHARE: ClassVar[float] = 0.2
     """Share of the episodes that are held out of training, to measure losses and accuracies."""
     warmup_iterations: CountOrNone = 0
     """Number of first iterations in which only the value functions learn."""

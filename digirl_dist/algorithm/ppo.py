@@ -12,16 +12,18 @@ import torch
 from torch import nn
 
 from digirl_dist.agent import Agent, contract, critic
-from digirl_dist.algorithm import StepOutcome
 from digirl_dist.algorithm.advantages import clipped_gains, ratios_of, unit
 from digirl_dist.algorithm.optimizer import Fit, MinibatchOptimizer, OptimizerIsTheState
 from digirl_dist.algorithm.options import PpoOptions
+from digirl_dist.algorithm.table import KEPT, Learned, Row, learned_from
 from digirl_dist.parallel.peers import ALONE, Peers
 from digirl_dist.trajectory import Observation, Trajectory
 from digirl_dist.types import Json
 
 LOSS = "the PPO loss"
 """Its name in errors."""
+_WIDTH = 64
+"""Units of a hidden layer of the value function."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -105,31 +107,21 @@ class PPO:
         _, self._input_size = critic(agent)
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)
-            self._value = _value_function(self._input_size, settings.width).to(self._device)
+            self._value = _value_function(self._input_size).to(self._device)
         self._scale = ReturnScale(peers)
         self._learner = learner(agent, self._value, settings, seed, peers)
         self._updates = 0
 
-    def update(self, fresh: Sequence[Trajectory], replay: Sequence[Trajectory]) -> dict[str, float]:
+    def update(self, fresh: Sequence[Trajectory], replay: Sequence[Trajectory]) -> Learned:
+        """The table has the advantages before they are normalised over all rows."""
         self._agent.train(False)  # ratios must be exact
         left = max(0.0, 1 - self._updates / self._iterations)
-        fit = self._learner.fit(self._rows(fresh), left)
+        table: list[Row] = []
+        fit = self._learner.fit(self._rows(fresh, table), left)
+        learned_from(table, fit.learned)
         self._updates += 1
         rate = self._settings.learning_rate * left
-        return {"ppo_loss": fit.loss, "skipped_steps": float(fit.skipped), "learning_rate": rate}
-
-    def explain(
-        self,
-        episode: Trajectory,
-        fresh: Sequence[Trajectory],
-        replay: Sequence[Trajectory],
-        after: Mapping[str, Any],
-    ) -> list[StepOutcome]:
-        """The advantages are those before they are normalised over all rows."""
-        _, values = self._look_at(episode)
-        reason = "every step is learned from, as much as its advantage says"
-        pairs = zip(values[:-1].tolist(), self._advantages(episode, values).tolist(), strict=True)
-        return [StepOutcome(True, reason, 1.0, value, advantage) for value, advantage in pairs]
+        return Learned({"ppo_loss": fit.loss, "skipped_steps": float(fit.skipped), "learning_rate": rate}, table)
 
     def state_dict(self) -> dict[str, Any]:
         return {
@@ -145,8 +137,8 @@ class PPO:
         self._updates = state["updates"]
         self._scale.sums = state["returns"]
 
-    def _rows(self, fresh: Sequence[Trajectory]) -> Rows:
-        steps = [step for piece in fresh for step in piece.steps]
+    def _rows(self, fresh: Sequence[Trajectory], table: list[Row]) -> Rows:
+        """Fills the table, too."""
         inputs, advantages, returns = [], [], []
         for piece in fresh:
             seen, values = self._look_at(piece)
@@ -154,13 +146,16 @@ class PPO:
             inputs.append(seen[:-1])
             advantages.append(torch.from_numpy(estimate))
             returns.append(torch.from_numpy(estimate + values[:-1]))
+            reason = "every step is learned from, as much as its advantage says"
+            for place, (advantage, value) in enumerate(zip(estimate.tolist(), values.tolist(), strict=False)):
+                table.append(Row(piece, place, KEPT, reason, 1.0, advantage, value))
         device = self._device
         none = torch.zeros(0, dtype=torch.float64)
         targets = self._scale.add(torch.cat([none, *returns]))
         return Rows(
-            [step.observation for step in steps],
-            [step.action for step in steps],
-            torch.tensor([step.log_prob for step in steps], device=device),
+            [row.observation for row in table],
+            [row.action for row in table],
+            torch.tensor([step.log_prob for piece in fresh for step in piece.steps], device=device),
             torch.cat([torch.zeros(0, self._input_size, device=device), *inputs]),
             normalised(torch.cat([none, *advantages]), self._peers).float().to(device),
             targets.float().to(device),
@@ -201,9 +196,9 @@ class ReturnScale:
         return np.asarray(mean + size * values)
 
 
-def _value_function(size: int, width: int) -> nn.Sequential:
-    first, second = nn.Linear(size, width), nn.Linear(width, width)
-    return nn.Sequential(first, nn.Tanh(), second, nn.Tanh(), nn.Linear(width, 1))
+def _value_function(size: int) -> nn.Sequential:
+    first, second = nn.Linear(size, _WIDTH), nn.Linear(_WIDTH, _WIDTH)
+    return nn.Sequential(first, nn.Tanh(), second, nn.Tanh(), nn.Linear(_WIDTH, 1))
 
 
 def generalized_advantages(rewards: np.ndarray, values: np.ndarray, discount: float, lam: float) -> np.ndarray:

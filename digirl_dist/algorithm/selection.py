@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 
-from digirl_dist.algorithm.advantages import ROUNDING
+from digirl_dist.algorithm.advantages import ROUNDING, returns_to_go
+from digirl_dist.algorithm.table import AVOIDED, IN_LOOPS, LOOP, NOT_GOOD, UNSOLVED, Row
 from digirl_dist.storage.digest import digest
+from digirl_dist.tasks import Key
 from digirl_dist.trajectory import Observation, Step, Trajectory
 
 
@@ -43,7 +46,59 @@ def task_weights(tasks: Sequence[str]) -> list[float]:
     return [float(counts[task] ** -0.5) for task in tasks]
 
 
-def unsolved(replay: Sequence[Trajectory]) -> list[Step]:
+def judged(
+    episode: Trajectory, outcome: str, reason: str, weight: float, discount: float, erase_loops: bool
+) -> list[Row]:
+    """Returns a row for each step of an episode that is imitated, each ``weight`` times what came after it heavy.
+
+    Left out are steps after which nothing good came (the return to go is discounted) and, with ``erase_loops``, those
+    that led nowhere: a tap beside every button before the right one is not worth imitating.
+    """
+    togo = returns_to_go([step.reward for step in episode.steps], discount)
+    rows = []
+    for place, (worth, leads_on) in enumerate(zip(togo, leading_on(episode, erase_loops), strict=True)):
+        if worth <= 0:
+            rows.append(Row(episode, place, NOT_GOOD, f"the return after it is {worth:.3g}"))
+        elif not leads_on:
+            rows.append(Row(episode, place, IN_LOOPS, LOOP))
+        else:
+            because = f"{reason}, with a return of {worth:.3g} after it"
+            rows.append(Row(episode, place, outcome, because, weight * worth))
+    return rows
+
+
+def fatal(episodes: Sequence[Trajectory], most: int, weight: float) -> list[Row]:
+    """Returns the steps that ended the newest ``most`` failures among ``episodes``, to be avoided with this weight.
+
+    What came after an action depends on those that followed it, but not of the last one: it earned nothing and left
+    nothing to earn, whatever the policy.
+    """
+    failed = [one for one in reversed(episodes) if one.steps and one.reward <= 0 and one.steps[-1].terminated]
+    reason = "it ended the episode without success, and is made less likely"
+    return [Row(one, len(one.steps) - 1, AVOIDED, reason, -weight) for one in failed[:most]] if weight else []
+
+
+def unsolved_steps(replay: Sequence[Trajectory], share: float, rows: Sequence[Row]) -> list[Row]:
+    """Returns what the oldest policy chose in tasks that are not solved yet, beside the ``rows`` to imitate.
+
+    Whatever is imitated makes all else less likely, in every task. Those that are not solved need something else, so
+    there the policy is held to what it chose before it learned. At most as many as ``rows``, evenly from all of those,
+    and each ``share`` as heavy as these are on average.
+    """
+    held = unsolved(replay) if share else []
+    weight = share * mean_weight(rows)
+    chosen = [held[place] for place in np.linspace(0, len(held) - 1, min(len(held), len(rows))).astype(int).tolist()]
+    for row in chosen:
+        row.weight = weight
+    return chosen
+
+
+def mean_weight(rows: Sequence[Row]) -> float:
+    """0 without rows."""
+    return float(np.mean([row.weight for row in rows])) if rows else 0.0
+
+
+def unsolved(replay: Sequence[Trajectory]) -> list[Row]:
     """Returns the steps of the oldest policy in ``replay`` from which on nobody knows what to do.
 
     In a task that no episode there solved, as its emulator says, that is what follows an episode's last reward; in one
@@ -52,13 +107,18 @@ def unsolved(replay: Sequence[Trajectory]) -> list[Step]:
     best_returns = _unsolved_tasks(replay)
     oldest = min((episode.ticket.policy_version for episode in replay), default=0)
     first = [one for one in replay if one.ticket.policy_version == oldest and one.ticket.task.id in best_returns]
-    return [step for one in first for step in _open_end(one.steps, begun=best_returns[one.ticket.task.id] > 0)]
+    reason = "its task is not solved yet: there the policy is held to what it chose before it learned"
+    return [
+        Row(one, place, UNSOLVED, reason)
+        for one in first
+        for place in range(_open_end(one.steps, begun=best_returns[one.ticket.task.id] > 0), len(one.steps))
+    ]
 
 
-def _open_end(steps: Sequence[Step], begun: bool) -> Sequence[Step]:
-    """Returns the steps after the last reward; without one all steps, or none if others have ``begun`` the task."""
+def _open_end(steps: Sequence[Step], begun: bool) -> int:
+    """Returns the place after the last reward; without one the first, or the end if others have ``begun`` the task."""
     rewarded = [number for number, step in enumerate(steps, 1) if step.reward > 0]
-    return steps[max(rewarded, default=len(steps) if begun else 0) :]
+    return max(rewarded, default=len(steps) if begun else 0)
 
 
 def _unsolved_tasks(replay: Sequence[Trajectory]) -> dict[str, float]:
@@ -111,3 +171,64 @@ def _screen(seen: Observation) -> bytes | str:
     if seen.image is None and seen.vector is None:
         return seen.text
     return (seen.image or b"") + (b"" if seen.vector is None else b"/" + seen.vector.tobytes())
+
+
+_LATELY = 16
+"""Newest episodes of a task whose mean return is what it lately comes to."""
+
+Start = tuple[str, int]
+"""Task and seed, which all episodes of a group share."""
+
+Members = list[Trajectory]
+"""The episodes of a group."""
+
+
+@dataclass(frozen=True)
+class Waiting:
+    """The starts of those tickets that had not run when an iteration began, and when it ended."""
+
+    before: frozenset[Start]
+    after: frozenset[Start]
+
+
+def completed_groups(
+    fresh: Sequence[Trajectory], replay: Sequence[Trajectory], size: int, waiting: Waiting | None = None
+) -> list[Members]:
+    """The groups of ``size`` episodes of one task and seed that this iteration completes.
+
+    Where iterations close early, the longest episodes of a group come later than the others. Learning from a group
+    without them would favour short episodes, so it waits for its last ones in ``replay``, which ends with ``fresh``.
+    A group whose tickets are not ``waiting`` any more counts with the episodes that it has, if these are two: the
+    others got lost. An offline episode that started alike is none of them: it comes earlier in ``replay``.
+    """
+    groups: dict[Start, dict[Key, Trajectory]] = defaultdict(dict)
+    for episode in replay:
+        groups[start_of(episode)][episode.ticket.key] = episode
+    ended = sorted(waiting.before - waiting.after) if waiting else []
+    found = []
+    for start in dict.fromkeys([*map(start_of, fresh), *ended]):
+        members = list(groups[start].values())
+        if waiting:  # of a plan, whose groups begin in one iteration each
+            members = [one for one in members if one.ticket.iteration == members[-1].ticket.iteration]
+        is_over = waiting is not None and start not in waiting.after
+        if len(members) >= (min(2, size) if is_over else size):
+            found.append(members[-size:])
+    return found
+
+
+def expected_returns(episodes: Sequence[Trajectory]) -> dict[str, float]:
+    """The mean return of the newest ``_LATELY`` episodes of each task; ``episodes`` are in the order of time."""
+    found: dict[str, list[float]] = defaultdict(list)
+    for episode in episodes:
+        found[episode.ticket.task.id].append(episode.reward)
+    return {task: float(np.mean(returns[-_LATELY:])) for task, returns in found.items()}
+
+
+def surpluses(returns: Sequence[float], tasks: Sequence[str], expected: Mapping[str, float]) -> list[float]:
+    """(R − V)₊ of each episode, 0 within rounding; a task without any of its own has V = 0."""
+    found = [one - expected.get(task, 0.0) for one, task in zip(returns, tasks, strict=True)]
+    return [more if more > ROUNDING * abs(one) else 0.0 for more, one in zip(found, returns, strict=True)]
+
+
+def start_of(episode: Trajectory) -> Start:
+    return episode.ticket.task.id, episode.ticket.seed

@@ -14,6 +14,8 @@ from digirl_dist.parallel.peers import ALONE, Peers
 from digirl_dist.settings import ValueSettings
 
 _BINS = 10
+_WIDTH = 128
+"""Units of a critic's hidden layer."""
 
 
 class Measured(NamedTuple):
@@ -40,7 +42,7 @@ class SuccessValue:
     ) -> None:
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)
-            self._critics = nn.ModuleList(_critic(feature_size, settings.width) for _ in range(critics))
+            self._critics = nn.ModuleList(_critic(feature_size) for _ in range(critics))
         self._peers = peers
         what = "a value function's loss"
         self._optimizer = MinibatchOptimizer(self._critics.parameters(), settings, seed, what, peers)
@@ -101,8 +103,8 @@ def two_class_loss(logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
     return nn.functional.cross_entropy(logits, torch.stack([1 - labels, labels], dim=1).to(logits))
 
 
-def _critic(feature_size: int, width: int) -> nn.Sequential:
-    last = nn.Linear(width, 2)
+def _critic(feature_size: int) -> nn.Sequential:
+    last = nn.Linear(_WIDTH, 2)
     nn.init.zeros_(last.weight)  # nothing is known yet: 0.5 everywhere
     nn.init.zeros_(last.bias)
-    return nn.Sequential(nn.LayerNorm(feature_size), nn.Linear(feature_size, width), nn.ReLU(), last)
+    return nn.Sequential(nn.LayerNorm(feature_size), nn.Linear(feature_size, _WIDTH), nn.ReLU(), last)

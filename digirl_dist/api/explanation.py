@@ -1,29 +1,37 @@
-"""Why a policy acted as it did, and what an update made of it: computed from checkpoints on demand."""
+"""Why a policy acted as it did, computed from its checkpoint, and what an update made of it, read from its table."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING
 
 from digirl_dist.agent import ActionProbabilities
-from digirl_dist.algorithm import ExplainingAlgorithm, StepOutcome
-from digirl_dist.algorithm.contract import expect
 from digirl_dist.errors import DigirlDistError
-from digirl_dist.parallel.rank import Rank
-from digirl_dist.settings.modes import only_measures
-from digirl_dist.storage import parquet
+from digirl_dist.storage import update_table
 from digirl_dist.storage.checkpoint import Checkpoints
-from digirl_dist.storage.of_ranks import newest_of_rank, of_rank
-from digirl_dist.storage.trajectory_store import Store
 from digirl_dist.trajectory import Trajectory
-from digirl_dist.user_code.state import load_state
+from digirl_dist.types import Json
 
 if TYPE_CHECKING:
-    from digirl_dist.algorithm import Algorithm
     from digirl_dist.api.policy import Policy
     from digirl_dist.api.run import Run
-    from digirl_dist.settings import Settings
+
+
+@dataclass(frozen=True)
+class StepOutcome:
+    """What an update made of one step."""
+
+    kept: bool
+    """Whether the update learned from the step."""
+    reason: str
+    """The reason, in words."""
+    weight: float = 0.0
+    """The step's weight in the policy's loss."""
+    value: float | None = None
+    """A value function's estimate before the step."""
+    advantage: float | None = None
+    """How much better the step was than expected."""
 
 
 @dataclass(frozen=True)
@@ -70,55 +78,29 @@ def _log_probs(policy: Policy, episode: Trajectory) -> list[float]:
 
 
 def _outcomes(run: Run, episode: Trajectory) -> tuple[list[StepOutcome], str]:
-    """Returns the outcomes, or why there are none. Raises DigirlDistError."""
+    """Returns the outcomes, or why there are none. Raises TrajectoryError for a table that cannot be read."""
     iteration = episode.ticket.iteration
     if episode.ticket.purpose != "train":
         return [], "nothing is learned from an evaluation"
-    if not (run.folder / "trajectories" / f"{iteration:06d}.parquet").exists():
-        return [], "its iteration has not ended yet"
-    settings = _settings(run)
-    if only_measures(settings):
-        return [], "a fleet learns nothing"
-    algorithm = _algorithm(settings, run.policy(iteration))
-    if not hasattr(algorithm, "explain"):
-        return [], f"{type(algorithm).__name__} does not tell what it makes of a step"
-    if iteration + 1 not in run.checkpoints():
-        return [], f"checkpoint {iteration + 1} is not kept, or the update has not been made yet"
-    checkpoints = Checkpoints(run.folder / "checkpoints")
-    before, after = (checkpoints.open(each).trainer_state()["algorithm"] for each in (iteration, iteration + 1))
-    load_state(algorithm, before)
-    fresh, replay = _learned_from(run, episode, settings, algorithm)
-    if all(each.ticket.key != episode.ticket.key for each in fresh):
+    table = Checkpoints(run.folder / "checkpoints").table(iteration + 1)
+    if not table.exists():
+        return [], f"update {iteration} left no table: it has not been made yet, or its algorithm returns none"
+    rows = update_table.of_episode(table, iteration, episode.ticket.index)
+    if not rows:
         return [], "the update did not see it: its policy was too old, or the episode counts in another iteration"
-    return cast(ExplainingAlgorithm, algorithm).explain(episode, fresh, replay, after), ""
+    task = episode.ticket.task.id
+    met = sorted({row["task"] for row in rows if row["task"] != task and row["learned"]})
+    also = f"; the way to {', '.join(met)}, which it met, was learned under that instruction" if met else ""
+    own = [row for row in rows if row["task"] == task]
+    return [_outcome([row for row in own if row["step"] == step], also) for step in range(len(episode.steps))], ""
 
 
-def _learned_from(
-    run: Run, episode: Trajectory, settings: Settings, algorithm: Algorithm
-) -> tuple[list[Trajectory], list[Trajectory]]:
-    """Returns the new episodes and the replay of the episode's update: those of its rank, if ranks have their own.
-
-    Reports to the algorithm what the update reported to it.
-    """
-    store = Store(run.folder / "trajectories", read_file=parquet.read_stored)
-    iteration, size, staleness = episode.ticket.iteration, settings.trainer.replay_size, settings.max_staleness
-    world_size = next((line.get("world_size", 1) for line in run.figures() if line["iteration"] == iteration), 1)
-    if world_size == 1:
-        expect(algorithm, store, iteration)
-        return store.fresh(iteration, staleness)[-size:], store.replay(iteration, size, staleness)
-    rank = Rank(episode.ticket.index % world_size, world_size)
-    return of_rank(store.read(iteration), rank)[-size:], newest_of_rank(store, iteration + 1, size, rank)
-
-
-def _settings(run: Run) -> Settings:
-    from digirl_dist.settings.run_source import RunSource
-
-    return RunSource(str(run.folder.resolve()), trust=run.trust).load()
-
-
-def _algorithm(settings: Settings, policy: Policy) -> Algorithm:
-    """Returns the run's algorithm, for the policy as it was before the update."""
-    from digirl_dist.assembly.parts import build_algorithm, build_device
-    from digirl_dist.parallel.peers import ALONE
-
-    return build_algorithm(settings, build_device(settings, settings.emulator))(policy.agent, ALONE)
+def _outcome(rows: Sequence[Mapping[str, Json]], also: str) -> StepOutcome:
+    """Returns what became of a step with these rows: the first that was learned from tells."""
+    if not rows:
+        return StepOutcome(False, f"the update did not look at it{also}")
+    row = next((row for row in rows if row["learned"]), rows[0])
+    kept = bool(row["learned"])
+    undrawn = "; there was no room for it (max_examples)" if row["weight"] and not kept else ""
+    reason = row["reason"] + undrawn + ("" if kept else also)
+    return StepOutcome(kept, reason, row["weight"], row["value"], row["advantage"])

@@ -11,8 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from digirl_dist.agent.plugins import AgentPlugin
 from digirl_dist.agent.plugins.custom import CustomAgentSettings
-from digirl_dist.algorithm.own import OwnAlgorithm
-from digirl_dist.algorithm.plugins import AlgorithmPlugin, LearningContext
+from digirl_dist.algorithm.plugins import AlgorithmPlugin, LearningContext, NoTraining, OwnAlgorithm
 from digirl_dist.assembly.collectors import CollectorPlugin
 from digirl_dist.emulator.episode_guard import EpisodeGuard
 from digirl_dist.emulator.plugins import Device, EmulatorPlugin
@@ -199,8 +198,6 @@ def _resolved(settings: Settings, rank: Rank | None, mask: str | None) -> str:
 def build_algorithm(settings: Settings, device: Device) -> AlgorithmFactory:
     """Returns what makes the algorithm, for the device's episodes and tasks. Raises SettingsError."""
     if not agent_plugin(settings).learns:
-        from digirl_dist.algorithm.no_training import NoTraining
-
         return lambda agent, peers: NoTraining()
     return algorithm_plugin(settings).build(
         LearningContext(settings.seed, settings.train_iterations, device.max_steps, device.tasks)

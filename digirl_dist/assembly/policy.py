@@ -39,18 +39,14 @@ def agent_settings_of(checkpoint: Checkpoint, trust: bool = False) -> tuple[Agen
         about, shapes = checkpoint.policy["agent"], checkpoint.policy["emulator"]
         size = shapes["image_size"]
         size = None if size is None else tuple(size)
-        labels = shapes.get("labels", False)  # manifests of earlier versions do not say
-        spec = EmulatorSpec(_read(shapes["actions"]), shapes["vector_size"], size, labels)
+        spec = EmulatorSpec(_read(shapes["actions"]), shapes["vector_size"], size, shapes["labels"])
         default = AGENT.settings(about["name"])()
         refuse_references(about, path)
         settings = configuration.merged(default, about, str(path))
     except UntrustedError:
         raise
     except (KeyError, TypeError, ValueError, ModuleNotFoundError, SettingsError) as error:
-        raise CheckpointError(
-            f"{path} does not say which agent it is of ({error!r}); checkpoints of earlier "
-            "versions do not: resume the run with this version to write one that does"
-        ) from error
+        raise CheckpointError(f"{path} does not say which agent it is of ({error!r})") from error
     assert isinstance(settings, AgentPlugin)
     refuse_untrusted(settings, path, trust, "agent.")
     return settings, spec

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field, make_dataclass
 from functools import cache
-from typing import Any
+from typing import Any, ClassVar
 
 from digirl_dist.settings.plugins import ALGORITHM, AlgorithmBlock, settings_classes
-from digirl_dist.settings.ranges import Count, CountOrNone, Few, FewOrNone, Positive, Rate, Width
+from digirl_dist.settings.ranges import Count, Few, FewOrNone, Positive, Rate
 
 
 @dataclass
@@ -27,11 +27,9 @@ class OptimizerSettings:
     learned from in any case; the limit leaves out steps that are imitated."""
     clip_norm: Positive = 1.0
     """Gradients are clipped to this norm."""
-    ramp_steps: CountOrNone = 0
-    """Steps over which the learning rate rises from 0 to its value."""
-    adam_eps: Positive = 1e-8
+    ADAM_EPS: ClassVar[float] = 1e-8
     """Added to the denominator of Adam's steps."""
-    max_loss: Positive = 1e4
+    MAX_LOSS: ClassVar[float] = 1e4
     """A step whose loss is beyond this is skipped, as one whose loss or gradient is not finite. If more than half of an
     update's steps are, the update fails."""
 
@@ -58,8 +56,6 @@ class HindsightSettings:
 class ValueSettings(OptimizerSettings):
     """How a value function is fitted."""
 
-    width: Width = 128
-    """Units of the hidden layer."""
     batch_size: Count = 128
     epochs: Few = 4
     max_examples: Count = 20000

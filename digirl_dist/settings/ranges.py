@@ -37,7 +37,6 @@ Episodes = Annotated[int, Meta(ge=1, le=10**6)]
 """Of one iteration, whose tickets are all in memory."""
 Width = Annotated[int, Meta(ge=1, le=16_384)]
 """Units or channels of a network."""
-Buckets = Annotated[int, Meta(ge=1, le=10**7)]
 Pixels = Annotated[int, Meta(ge=8, le=4096)]
 """The short side of a picture for a network that halves it several times."""
 Port = Annotated[int, Meta(ge=1, le=65_535)]

@@ -67,7 +67,6 @@ _RULES = (
     *(_Rule(f"algorithm.{name}.hindsight.achieved", f"algorithm.{name}.hindsight.most") for name in ALGORITHM.names()),
     _Rule("algorithm.digirl.lam", "algorithm.digirl.advantage", ("paper",)),
     _Rule("algorithm.digirl.discount", "algorithm.digirl.advantage", ("code",)),
-    _Rule("algorithm.digirl.margin", "algorithm.digirl.advantage", ("code",)),
     _Rule("emulator.endless_updates", "emulator.updates"),
 )
 

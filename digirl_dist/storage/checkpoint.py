@@ -28,6 +28,7 @@ from digirl_dist.storage.disk_full import FailFast, WritePolicy, library_errors_
 from digirl_dist.types import Json, Natural
 
 if TYPE_CHECKING:
+    import pyarrow as pa
     import torch
 
 State = Mapping[str, "torch.Tensor"]
@@ -257,9 +258,18 @@ class Checkpoints:
         return checkpoint
 
     def save(
-        self, iteration: int, policy: State, trainer: Mapping[str, Any], metrics: Mapping[str, Json]
+        self,
+        iteration: int,
+        policy: State,
+        trainer: Mapping[str, Any],
+        metrics: Mapping[str, Json],
+        table: pa.Table | None = None,
     ) -> Checkpoint:
-        """Writes a checkpoint durably. A crash at any moment leaves no checkpoint of this number or a whole one."""
+        """Writes a checkpoint durably. A crash at any moment leaves no checkpoint of this number or a whole one.
+
+        ``table`` is that of the update which made it (``storage.update_table``), and stays when the checkpoint goes.
+        """
+        self._write_policy.wait_for(str(self.table(iteration)), lambda: _write_table(self.table(iteration), table))
         policy = {name: tensor.detach().cpu().contiguous().clone() for name, tensor in policy.items()}
         part = self._folder(iteration).with_suffix(".part")
         checkpoint = Checkpoint(self._folder(iteration), iteration, describe(policy), policy=self._policy)
@@ -269,6 +279,10 @@ class Checkpoints:
         self._point("latest", checkpoint.folder)
         self._remove_superseded(iteration)
         return checkpoint
+
+    def table(self, iteration: int) -> Path:
+        """Returns where the table of the update lies that made the checkpoint of an iteration."""
+        return self.root / "updates" / f"{iteration:06d}.parquet"
 
     def _folder(self, iteration: int) -> Path:
         return self.root / f"{iteration:06d}"
@@ -356,6 +370,16 @@ def _write(
     atomic_files.flush(part / "policy.safetensors")
     atomic_files.flush(part / "trainer.pt")
     return replace(checkpoint, files=files)
+
+
+def _write_table(path: Path, table: pa.Table | None) -> None:
+    if table is None:
+        path.unlink(missing_ok=True)
+        return
+    from digirl_dist.storage import update_table  # Arrow, which workers do without
+
+    path.parent.mkdir(parents=True, exist_ok=True)
+    update_table.write(path, table)
 
 
 def _publish(part: Path, folder: Path) -> None:

@@ -210,22 +210,27 @@ def stream(path: Path) -> Iterator[Trajectory]:
 
 
 @contextmanager
-def opened(path: Path, limits: parquet_bounds.Limits = parquet_bounds.OF_A_RUN) -> Iterator[parquet_bounds.BoundedFile]:
+def opened(
+    path: Path,
+    limits: parquet_bounds.Limits = parquet_bounds.OF_A_RUN,
+    schemas: Sequence[pa.Schema] = _KNOWN,
+    what: str = "a trajectory file",
+) -> Iterator[parquet_bounds.BoundedFile]:
     """Opens a file of a run folder, which may be a stranger's. Raises TrajectoryError, for what reading raises too."""
-    with _refusals(path):
+    with _refusals(path, what):
         try:
-            with parquet_bounds.bounded(path, _KNOWN, limits) as file:
+            with parquet_bounds.bounded(path, schemas, limits) as file:
                 yield file
         except parquet_bounds.OtherFormError as error:
             raise TrajectoryError(f"{error}; {_REWRITE} {shlex.quote(str(path))}") from error
 
 
 @contextmanager
-def _refusals(path: Path | pa.BufferReader) -> Iterator[None]:
+def _refusals(path: Path | pa.BufferReader, what: str = "a trajectory file") -> Iterator[None]:
     try:
         yield
     except (pa.ArrowException, OSError, ValueError, TypeError, KeyError, RecursionError, TrajectoryError) as error:
-        raise TrajectoryError(f"{path} is not a trajectory file: {str(error)[:_LONGEST_REASON]}") from error
+        raise TrajectoryError(f"{path} is not {what}: {str(error)[:_LONGEST_REASON]}") from error
 
 
 def _rows(batch: pa.RecordBatch, once: dict[object, Any]) -> Iterator[dict[str, Any]]:

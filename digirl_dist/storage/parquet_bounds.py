@@ -123,7 +123,7 @@ def bounded(path: Path, schemas: Sequence[pa.Schema], limits: Limits) -> Iterato
         ) as opened:
             found = opened.schema_arrow
             same = any(found.equals(schema, check_metadata=False) for schema in schemas)
-            _require(same, f"its columns are not those of a trajectory: {', '.join(found.names)[:300]}")
+            _require(same, f"its columns are others: {', '.join(found.names)[:300]}")
             yield BoundedFile(content, groups, opened, limits)
 
 

@@ -23,7 +23,15 @@ _LOCK = ".lock"
 _READER_S = 0.1
 _MOST_FILES = 200_000
 FOLDERS = (
-    *("checkpoints", "evaluation", "media", "provenance", "trajectories", "trajectories/.closed"),
+    *(
+        "checkpoints",
+        "checkpoints/updates",
+        "evaluation",
+        "media",
+        "provenance",
+        "trajectories",
+        "trajectories/.closed",
+    ),
     *("trajectories/.landing", "trajectories/.landing/evaluate", "trajectories/.landing/measure"),
     "trajectories/.refused",
 )

@@ -10,16 +10,17 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
+import msgspec
 import pyarrow as pa
 import torch
 
 from digirl_dist.agent import Agent, contract
 from digirl_dist.algorithm import Algorithm
-from digirl_dist.algorithm.contract import figures_of
+from digirl_dist.algorithm.contract import learned_of
 from digirl_dist.errors import TrainingError
 from digirl_dist.parallel.group import Group
 from digirl_dist.parallel.rank import Rank
-from digirl_dist.storage import parquet
+from digirl_dist.storage import parquet, update_table
 from digirl_dist.train.streams import Collected, Streams
 from digirl_dist.trainer.one_update import check_replicas, naming_too_little_memory, refuse_broken, seeded
 from digirl_dist.trajectory import Trajectory
@@ -36,6 +37,8 @@ class IterationReport:
     figures: dict[str, float]
     episodes: Sequence[Trajectory]
     """The whole episodes that ended on any rank, in the order of their tickets."""
+    table: pa.Table | None = None
+    """That of the update, with the rows of all ranks; None if the algorithm returns none, or learned from pieces."""
 
 
 @dataclass(frozen=True)
@@ -48,8 +51,10 @@ class RankLearner:
     seed: int
     """Of what the agent draws while it learns; ranks differ."""
 
-    def update(self, iteration: int, fresh: Sequence[Trajectory], replay: Sequence[Trajectory]) -> dict[str, float]:
-        """Makes one update from the data of all ranks and returns the algorithm's figures.
+    def update(
+        self, iteration: int, fresh: Sequence[Trajectory], replay: Sequence[Trajectory]
+    ) -> tuple[dict[str, float], pa.Table | None]:
+        """Makes one update from the data of all ranks; returns the algorithm's figures, and this rank's table if any.
 
         Makes none, and returns no figures, if no rank has anything new; a rank without data contributes empty
         minibatches.
@@ -57,15 +62,15 @@ class RankLearner:
         TrainingError for weights that are no numbers.
         """
         if self.group.largest(len(fresh)) == 0:
-            return {}
+            return {}, None
         update = f"{type(self.algorithm).__name__}.update"
         with seeded(self.seed, iteration), blaming(update, TrainingError), naming_too_little_memory():
-            figures = figures_of(self.algorithm, self.algorithm.update(fresh, replay))
+            learned = learned_of(self.algorithm, self.algorithm.update(fresh, replay))
         self.agent.train(False)  # it acts next, and an algorithm of the user's may have left it in training mode
         weights = contract.state_of(self.agent)
         check_replicas(self.group, weights)
         refuse_broken(weights)
-        return figures
+        return learned
 
 
 class EpisodeReplay:
@@ -127,18 +132,19 @@ class RankLoop:
             collected_at = time.monotonic()
             group.gate(f"the update of iteration {iteration}")
             if self.replay is None:
-                figures = self.learner.update(iteration, collected.fragments, collected.fragments)
+                figures, _ = self.learner.update(iteration, collected.fragments, collected.fragments)
+                table = None  # pieces of episodes have no tickets to be named by
             else:
-                figures = self.learner.update(iteration, *self.replay.with_fresh(collected.episodes))
+                figures, table = self.learner.update(iteration, *self.replay.with_fresh(collected.episodes))
             learned_at = time.monotonic()
             figures |= self._averages(collected.episodes)
             figures |= {
                 "collect_s": round(collected_at - started_at, 4),
                 "update_s": round(learned_at - collected_at, 4),
             }
-            everyones = merge_ranks(group.gather(to_parquet_bytes(collected.episodes)))
+            report = self._gathered(iteration, figures, collected.episodes, table)
             if self.report is not None:
-                self.report(IterationReport(iteration, figures, everyones))
+                self.report(report)
 
     def _collect(self, iteration: int) -> Collected:
         with torch.inference_mode():
@@ -150,6 +156,15 @@ class RankLoop:
         for episode in episodes:
             self.window.add(episode.reward, len(episode.steps))
         return self.window.averages(self.learner.group)
+
+    def _gathered(
+        self, iteration: int, figures: dict[str, float], episodes: Sequence[Trajectory], table: pa.Table | None
+    ) -> IterationReport:
+        own = to_parquet_bytes(episodes), b"" if table is None else update_table.to_bytes(table)
+        gathered = self.learner.group.gather(msgspec.msgpack.encode(own))
+        parts = [msgspec.msgpack.decode(part, type=tuple[bytes, bytes]) for part in gathered]
+        everyones = merge_ranks([brought for brought, _ in parts])
+        return IterationReport(iteration, figures, everyones, update_table.merged([rows for _, rows in parts]))
 
 
 def assign_indices(trajectories: Sequence[Trajectory], rank: Rank) -> list[Trajectory]:

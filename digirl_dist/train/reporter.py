@@ -111,4 +111,5 @@ class RankZeroReporter:
         """Saves the policy, and beside it what every rank needs to resume."""
         algorithm = saved_state(self.learner.algorithm)
         trainer = {"algorithm": algorithm, "replayed": 0, "global_step": self.global_step}
-        self.checkpoints.save(report.iteration + 1, contract.state_of(self.learner.agent), trainer, report.figures)
+        policy = contract.state_of(self.learner.agent)
+        self.checkpoints.save(report.iteration + 1, policy, trainer, report.figures, report.table)

@@ -6,11 +6,12 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
+import pyarrow as pa
 import torch
 
 from digirl_dist.agent import AgentFactory, contract
 from digirl_dist.algorithm import AlgorithmFactory
-from digirl_dist.algorithm.contract import expect, figures_of, state_of
+from digirl_dist.algorithm.contract import expect, learned_of, state_of
 from digirl_dist.errors import CheckpointError, TrainingError, TrajectoryError
 from digirl_dist.parallel.compute_device import device_failed
 from digirl_dist.parallel.peers import ALONE, Peers
@@ -64,6 +65,7 @@ class InProcessTrainer:
         self._max_staleness = max_staleness
         self._alone = peers is ALONE
         self._refused: tuple[RefusedEpisode, ...] = ()
+        self._table: pa.Table | None = None
         self._iteration: int | None = None
         self._replayed = 0
         self._whole = self._state()
@@ -105,7 +107,8 @@ class InProcessTrainer:
         expect(self._algorithm, store, iteration)
         try:
             with blaming(f"{type(self._algorithm).__name__}.update", TrainingError), naming_too_little_memory():
-                figures = figures_of(self._algorithm, self._fit_or_sift(checkpoint, store, fresh, collected))
+                returned = self._fit_or_sift(checkpoint, store, fresh, collected)
+                figures, self._table = learned_of(self._algorithm, returned)
         except TrainingError as error:
             raise TrainingError(f"{error}. A run with this save_path resumes from {checkpoint.folder}") from error
         self._iteration = iteration + 1
@@ -158,9 +161,10 @@ class InProcessTrainer:
         return returned
 
     def save(self, iteration: int, figures: dict[str, float]) -> Checkpoint:
-        """Saves the learned weights as the checkpoint of an iteration."""
+        """Saves the learned weights as the checkpoint of an iteration, and the table of the update beside it."""
         self._iteration = iteration
-        return self._checkpoints.save(iteration, *self._whole, figures)
+        table, self._table = self._table, None
+        return self._checkpoints.save(iteration, *self._whole, figures, table)
 
     def weights(self) -> State:
         """Returns the policy's own tensors; if sharded, a gathered copy on rank 0 and nothing on other ranks."""

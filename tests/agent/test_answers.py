@@ -8,8 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from digirl_dist.agent.answers import read, read_or_wait
-from digirl_dist.agent.dialogue import task_text
+from digirl_dist.agent.prompts import read, read_or_wait, task_text
 from digirl_dist.emulator.aitw import to_autoui
 from digirl_dist.emulator.touch_actions import DeviceAction
 from digirl_dist.errors import ActionError

@@ -29,12 +29,13 @@ from digirl_dist.algorithm.filtered_bc import FilteredBC
 from digirl_dist.cli.main import main
 from digirl_dist.emulator.phone import PHONE_SPEC
 from digirl_dist.errors import CheckpointError, SettingsError, TrajectoryError
-from digirl_dist.settings import ActorSettings, AutoUiSettings, DigirlSettings, FilteredBcSettings
+from digirl_dist.settings import ActorSettings, AutoUiSettings, FilteredBcSettings
 from digirl_dist.storage import parquet
 from digirl_dist.storage.import_digirl import read
 from digirl_dist.storage.start import start_of
 from digirl_dist.trajectory import Observation
 from digirl_dist.user_code import packing
+from tests.algorithm.test_digirl import measuring_nothing
 
 pytestmark = pytest.mark.component
 
@@ -229,14 +230,14 @@ def test_it_learns_offline_from_digirls_files(kind: str, folders: Path, tmp_path
     policy = agent(folders, critic_encoder=str(folders / "text"), answer_length=80, dropout=0.1)
     actor = ActorSettings(epochs=8, batch_size=2, learning_rate=1e-2)
     if kind == "digirl":
-        learner = DigiRL(policy, DigirlSettings(actor=actor, top_share=0.5, validation_share=0.0), seed=0)
+        learner = DigiRL(policy, measuring_nothing(actor=actor, top_share=0.5), seed=0)
     else:
         learner = FilteredBC(policy, FilteredBcSettings(actor=actor, top_share=0.4), seed=0)
     before = {name: tensor.clone() for name, tensor in policy.state_dict().items()}
     spoken = [GOOD, BAD]
     with torch.no_grad():
         chances = policy.log_prob(THREE[:1] * 2, spoken)
-    figures = learner.update([], episodes)
+    figures = learner.update([], episodes).figures
     assert figures["kept_steps"] > 0 and all(np.isfinite(value) for value in figures.values())
     with torch.no_grad():
         good, bad = (policy.log_prob(THREE[:1] * 2, spoken) - chances).tolist()

@@ -14,10 +14,11 @@ import pytest
 import torch
 from PIL import Image
 
-from digirl_dist.agent.device import DevicePolicy, _read
-from digirl_dist.agent.touch import KINDS, Choice, TouchGrid, kinds_of
-from digirl_dist.agent.traces import traces
-from digirl_dist.agent.words import bags, hashed_words, quoted
+from digirl_dist.agent.device.encoder import bags, hashed_words
+from digirl_dist.agent.device.planes import traces
+from digirl_dist.agent.device.policy import DevicePolicy, _read
+from digirl_dist.agent.device.touch import KINDS, Choice, TouchGrid, kinds_of
+from digirl_dist.agent.prompts import quoted
 from digirl_dist.emulator import DeviceActions, EmulatorSpec
 from digirl_dist.emulator.remembered import Memory, told
 from digirl_dist.emulator.touch_actions import DeviceAction
@@ -294,15 +295,15 @@ def test_taps_come_first_whatever_the_order_of_the_types() -> None:
 
 @pytest.mark.component
 def test_words_hash_alike_in_every_process() -> None:
-    code = "from digirl_dist.agent.words import hashed_words; print(hashed_words('Open the Clock', 2048))"
+    code = "from digirl_dist.agent.device.encoder import hashed_words; print(hashed_words('Open the Clock', 2048))"
     answer = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
     assert answer == f"{hashed_words('open THE clock', 2048)}\n"
 
 
 def test_bags_tell_where_each_text_begins() -> None:
-    flat, starts = bags(["one two", "", "three"], 64)
+    flat, starts = bags(["one two", "", "three"])
     assert starts.tolist() == [0, 2, 2]
-    assert flat.tolist() == hashed_words("one two three", 64)
+    assert flat.tolist() == hashed_words("one two three")
 
 
 def test_quoted_parts_are_what_can_be_typed() -> None:

@@ -10,9 +10,9 @@ import pytest
 import torch
 from PIL import Image
 
-from digirl_dist.agent.device import DevicePolicy
-from digirl_dist.agent.naming import aimed, named_places
-from digirl_dist.agent.touch import TouchGrid
+from digirl_dist.agent.device.planes import aimed, named_places
+from digirl_dist.agent.device.policy import DevicePolicy
+from digirl_dist.agent.device.touch import TouchGrid
 from digirl_dist.emulator import DeviceActions, EmulatorSpec, Label
 from digirl_dist.emulator.remembered import Memory, told
 from digirl_dist.emulator.touch_actions import DeviceAction
@@ -123,7 +123,7 @@ def share_of(agent: DevicePolicy, seen: Observation, label: Label) -> float:
 
 def test_an_untrained_policy_prefers_what_the_instruction_names() -> None:
     seen = observed('Click on the "Ok" button.', UPPER, LOWER)
-    assert share_of(policy(), seen, UPPER) > 0.5 > 5 * share_of(policy(naming=0), seen, UPPER)
+    assert share_of(policy(), seen, UPPER) > 0.5 > 4 * share_of(policy(labels=False), seen, UPPER)
     assert share_of(policy(), seen, UPPER) > 2 * share_of(policy(), seen, LOWER), "the same letters count for more"
 
 

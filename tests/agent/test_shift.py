@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from digirl_dist.agent.shift import shifted
+from digirl_dist.agent.device.planes import shifted
 from digirl_dist.emulator.touch_actions import DeviceAction
 
 HEIGHT, WIDTH = 12, 10

@@ -168,7 +168,7 @@ def test_it_learns_with_every_algorithm_what_brings_reward(folder: Path, algorit
     before = agent.log_prob(SEEN[:1], [good]).item()
     episodes = [_episode(agent, number, good if number % 4 == 0 else bad, number % 4 == 0) for number in range(8)]
     for _ in range(2):
-        figures = learner.update(episodes, episodes)
+        figures = learner.update(episodes, episodes).figures
     assert agent.log_prob(SEEN[:1], [good]).item() > before and np.isfinite(list(figures.values())).all()
     assert frozen and all(torch.equal(tensor, dict(agent.named_parameters())[name]) for name, tensor in frozen.items())
 

@@ -13,15 +13,15 @@ import pytest
 import torch
 
 from digirl_dist.agent.generic import GenericPolicy
-from digirl_dist.algorithm import UNSOLVED, Algorithm
 from digirl_dist.algorithm.advantages import returns_to_go
-from digirl_dist.algorithm.digirl import DigiRL
+from digirl_dist.algorithm.digirl import DigiRL, paper_rule
 from digirl_dist.algorithm.filtered_bc import FilteredBC
 from digirl_dist.algorithm.grpo import Grpo
-from digirl_dist.algorithm.imitation import fatal, imitation_loss, unsolved_steps
+from digirl_dist.algorithm.imitation import imitation_loss
 from digirl_dist.algorithm.optimizer import batches, fault_of
 from digirl_dist.algorithm.options import GrpoActorSettings
-from digirl_dist.algorithm.selection import best, on_the_way, task_weights, unsolved
+from digirl_dist.algorithm.selection import best, fatal, on_the_way, task_weights, unsolved, unsolved_steps
+from digirl_dist.algorithm.table import KEPT, UNSOLVED, Row
 from digirl_dist.emulator import DiscreteActions, EmulatorSpec
 from digirl_dist.errors import TrainingError
 from digirl_dist.settings import (
@@ -33,12 +33,14 @@ from digirl_dist.settings import (
 )
 from digirl_dist.tasks import Task, Ticket
 from digirl_dist.trajectory import Observation, Step, Trajectory
+from tests.algorithm.test_digirl import measuring_nothing
 
-Build = Callable[[GenericPolicy], Algorithm]
+Build = Callable[[GenericPolicy], Any]
+RELEASED = DigirlSettings(advantage="code")
 ALGORITHMS: dict[str, Build] = {
     "filtered_bc": lambda agent: FilteredBC(agent, FilteredBcSettings(), seed=3),
     "digirl": lambda agent: DigiRL(agent, DigirlSettings(), seed=3),
-    "digirl as released": lambda agent: DigiRL(agent, DigirlSettings(advantage="code"), seed=3),
+    "digirl as released": lambda agent: DigiRL(agent, RELEASED, seed=3, rule=RELEASED.rule(None)),
     "grpo": lambda agent: Grpo(agent, GrpoSettings(group_size=10), seed=3),
 }
 
@@ -100,7 +102,7 @@ def test_training_raises_the_probability_of_what_succeeded(name: str) -> None:
     before = agent.log_prob(*map(list, zip(*right, strict=True))).mean().item()
     for iteration in range(15):
         fresh = episodes(iteration, 200)
-        figures = algorithm.update(fresh, fresh)
+        figures, _ = algorithm.update(fresh, fresh)
     after = agent.log_prob(*map(list, zip(*right, strict=True))).mean().item()
     assert after > before + 0.3
     assert all(type(value) is float and math.isfinite(value) for value in figures.values())
@@ -143,7 +145,7 @@ def test_filtered_bc_without_a_success_leaves_the_policy_as_it_is() -> None:
     agent, build = policy(), ALGORITHMS["filtered_bc"]
     failures = [trajectory for trajectory in episodes(0, 100) if not trajectory.success]
     before = weights(agent)
-    figures = build(agent).update(failures, failures)
+    figures, _ = build(agent).update(failures, failures)
     assert failures and same(weights(agent), before)
     assert figures["kept_trajectories"] == 0.0
 
@@ -168,7 +170,7 @@ def test_filtered_bc_imitates_a_step_that_changed_nothing_only_if_one_asks_for_i
     steps = [Step(seen, at, -1.0, float(at), at == 1, False) for at in range(2)]
     won = Trajectory(Ticket(0, 0, Task("t"), 0, 0), "e", "w", 0, steps, seen, True)
     algorithm = FilteredBC(policy(), FilteredBcSettings(erase_loops=drops), seed=3)
-    figures = algorithm.update([won], [won])
+    figures, _ = algorithm.update([won], [won])
     assert (figures["kept_steps"], figures["left_in_loops"], figures["left_not_good"]) == (kept, 2 - kept, 0)
 
 
@@ -241,6 +243,10 @@ def test_filtered_bc_makes_what_ended_a_failure_less_likely(avoid: bool) -> None
     assert (lost[0] > lost[2] + 0.01) == bool(avoid), "beside the action that no episode tried"
 
 
+def steps_of(rows: Sequence[Row]) -> list[Step]:
+    return [row.episode.steps[row.place] for row in rows]
+
+
 def _tried(task: str, policy_version: int, reward: float, action: int = 2, vector: float = 1.0) -> Trajectory:
     seen = Observation(vector=np.full(3, vector, np.float32))
     step = Step(seen, action, -1.1, reward, reward > 0, reward <= 0)
@@ -252,7 +258,7 @@ def test_unsolved_are_the_oldest_policys_steps_in_tasks_in_which_no_episode_came
     never, later, solved, graded = [[_tried(task, at, reward) for at, reward in enumerate(returns)]
                                     for task, returns in {"never": [0, 0], "later": [0, 1], "solved": [1, 1],
                                                           "graded": [-2, -1]}.items()]  # fmt: skip
-    assert unsolved([*never, *later, *solved, *graded]) == never[0].steps
+    assert steps_of(unsolved([*never, *later, *solved, *graded])) == never[0].steps
     assert unsolved([*never[1:], *later]) == [], "the oldest policy of that replay did not try the task"
     assert unsolved([]) == []
 
@@ -264,7 +270,7 @@ def test_in_a_task_that_was_done_in_part_what_follows_the_last_reward_is_unsolve
         return replace(one, steps=steps, success=success)
 
     half, nothing, at_the_end = tried(0, 0.5, 0, 0), tried(0, 0), tried(0, 0.5)
-    assert unsolved([half, nothing, at_the_end]) == half.steps[2:]
+    assert steps_of(unsolved([half, nothing, at_the_end])) == half.steps[2:]
     assert unsolved([half, nothing, tried(0.5, 0.5, success=True, version=1)]) == []
 
 
@@ -277,38 +283,37 @@ def test_what_was_chosen_in_an_unsolved_task_stays_likelier_there(name: str, sha
     agent, own = policy(), GrpoActorSettings(epochs=20, learning_rate=5e-3)
     settings = {
         "filtered_bc": lambda: FilteredBC(agent, FilteredBcSettings(unsolved=share, avoid=0.0), seed=3),
-        "digirl": lambda: DigiRL(agent, DigirlSettings(unsolved=share, validation_share=0.0), seed=3, horizon=10),
+        "digirl": lambda: DigiRL(agent, measuring_nothing(unsolved=share), seed=3, rule=paper_rule(0.5, 10)),
         "grpo": lambda: Grpo(agent, GrpoSettings(unsolved=share, actor=own), seed=3),
     }
     algorithm = settings[name]()
-    figures = algorithm.update(replay, replay)
+    figures, table = algorithm.update(replay, replay)
     assert figures["unsolved_steps"] == (4 if share else 0)
     seen = replay[0].steps[0].observation
     other, held = agent.log_prob([seen] * 2, [0, 2]).exp().tolist()
     assert (held > other + 0.05) == bool(share)
-    kept = [algorithm.explain(each, replay, replay, algorithm.state_dict())[0].kept for each in replay]
+    kept = [any(row.learned for row in table if row.episode is each) for each in replay]
     assert kept == [True, False] * 4 + [bool(share)] * 4
 
 
-def test_the_open_end_of_an_episode_that_is_imitated_is_explained_as_such() -> None:
+def test_the_open_end_of_an_episode_that_is_imitated_is_in_the_table() -> None:
     """Of four steps the first two earned half, the others are held to: that is what the update counted."""
     one = _tried("long", 0, 0.0)
     steps = [replace(one.steps[0], reward=reward, observation=Observation(vector=np.full(3, at, np.float32)))
              for at, reward in enumerate([0, 0.5, 0, 0])]  # fmt: skip
     replay = [replace(one, steps=steps)]
     algorithm = FilteredBC(policy(), FilteredBcSettings(avoid=0.0), seed=3)
-    figures = algorithm.update(replay, replay)
+    figures, table = algorithm.update(replay, replay)
     assert figures["kept_steps"] == figures["unsolved_steps"] == 2
-    outcomes = algorithm.explain(replay[0], replay, replay, algorithm.state_dict())
-    assert [each.kept for each in outcomes] == [True] * 4
-    assert [each.reason == UNSOLVED for each in outcomes] == [False, False, True, True]
+    learned = [(row.place, row.outcome) for row in table if row.learned]
+    assert learned == [(0, KEPT), (1, KEPT), (2, UNSOLVED), (3, UNSOLVED)]
 
 
 def test_offline_nothing_is_held() -> None:
     replay = [_tried("solved", 0, 1.0, action=1), _tried("unsolved", 0, 0.0)]
     algorithm = FilteredBC(policy(), FilteredBcSettings(avoid=0.0), seed=3)
-    assert algorithm.update([], replay)["unsolved_steps"] == 0
-    assert not algorithm.explain(replay[1], [], replay, algorithm.state_dict())[0].kept
+    figures, table = algorithm.update([], replay)
+    assert figures["unsolved_steps"] == 0 and [row.learned for row in table] == [True, False]
 
 
 def test_nothing_is_held_while_there_is_nothing_to_imitate() -> None:
@@ -357,4 +362,4 @@ def test_a_limit_of_examples_never_leaves_out_what_is_fresh(limit: int, others: 
 def test_numbers_that_are_none_are_named() -> None:
     assert fault_of([1.5], 1e9, 2.0, "x") == ""
     assert fault_of([1.0, math.inf], 1.0, 2.0, "the loss").startswith("the loss became inf; ")
-    assert fault_of([2e5], 1.0, 1e4, "the loss").startswith("the loss became 2e+05, beyond max_loss=1e+04; ")
+    assert fault_of([2e5], 1.0, 1e4, "the loss").startswith("the loss became 2e+05, beyond 1e+04; ")

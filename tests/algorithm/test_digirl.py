@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -20,9 +21,10 @@ from digirl_dist.algorithm.advantages import (
     released_advantages,
     returns_to_go,
 )
-from digirl_dist.algorithm.digirl import DigiRL, PaperRule, ReleasedRule, good_steps, stack
+from digirl_dist.algorithm.digirl import DigiRL, Rule, paper_rule, released_rule, stack
 from digirl_dist.algorithm.hindsight import Hindsight
 from digirl_dist.algorithm.selection import held_out, top_quantile
+from digirl_dist.algorithm.table import HELD_OUT, IN_LOOPS
 from digirl_dist.algorithm.values import SuccessValue, calibration_error, calibration_gaps, two_class_loss
 from digirl_dist.errors import TrainingError
 from digirl_dist.settings import DigirlSettings, ValueSettings
@@ -30,6 +32,13 @@ from digirl_dist.tasks import Task, Ticket
 from digirl_dist.trajectory import Observation, Step, Trajectory
 
 UNIT = st.floats(0, 1, width=32)
+
+
+def measuring_nothing(**settings: Any) -> DigirlSettings:
+    """No episode is held out."""
+    found = DigirlSettings(**settings)
+    found.VALIDATION_SHARE = 0.0  # type: ignore[misc]
+    return found
 
 
 def episode(index: int, actions: list[int]) -> Trajectory:
@@ -53,7 +62,11 @@ def batch(seed: int) -> list[Trajectory]:
 def made(advantage: str = "paper", warmup_iterations: int = 0) -> DigiRL:
     value = ValueSettings(epochs=2)
     settings = DigirlSettings(advantage=advantage, warmup_iterations=warmup_iterations, step_value=value)
-    return DigiRL(Coin(Counter.spec), settings, seed=0)
+    return DigiRL(Coin(Counter.spec), settings, seed=0, rule=settings.rule(None))
+
+
+def good_steps(rule: Rule, rewards: np.ndarray, values: np.ndarray) -> np.ndarray:
+    return np.asarray(rule.advantages(rewards, values) > rule.threshold(len(rewards)))
 
 
 @given(
@@ -98,7 +111,7 @@ def test_the_released_rule_takes_steps_whose_clamped_advantage_is_positive(
     found = released_advantages(rewards, values, returns, 0.05)
     assert np.allclose(found, expected, atol=1e-6)
     clear = np.abs(np.array(expected)) > 1e-9
-    assert (good_steps(ReleasedRule(gamma, 0.05), rewards, values) == (np.array(expected) > 0))[clear].all()
+    assert (good_steps(released_rule(gamma), rewards, values) == (np.array(expected) > 0))[clear].all()
 
 
 @given(
@@ -116,16 +129,16 @@ def test_the_paper_s_rule_takes_steps_whose_advantage_exceeds_one_over_the_horiz
     ]
     threshold = 1 / (9 if horizon is None else horizon)
     clear = np.abs(np.array(expected) - threshold) > 1e-9
-    assert (good_steps(PaperRule(lam, horizon), rewards, values) == (np.array(expected) > threshold))[clear].all()
+    assert (good_steps(paper_rule(lam, horizon), rewards, values) == (np.array(expected) > threshold))[clear].all()
 
 
 def test_a_success_in_the_first_step_is_imitated_by_the_paper_s_rule() -> None:
-    assert good_steps(PaperRule(0.5, horizon=8), np.array([1.0]), np.array([0.9, 0.9])).tolist() == [True]
+    assert good_steps(paper_rule(0.5, horizon=8), np.array([1.0]), np.array([0.9, 0.9])).tolist() == [True]
 
 
 @pytest.mark.parametrize("horizon", [None, 1])
 def test_where_one_step_is_all_there_is_a_success_is_good_and_a_failure_is_not(horizon: int | None) -> None:
-    rule = PaperRule(0.5, horizon)
+    rule = paper_rule(0.5, horizon)
     assert [good_steps(rule, np.array([end]), np.array([0.9, 0.9])).tolist() for end in (1.0, 0.0)] == [[True], [False]]
 
 
@@ -145,10 +158,10 @@ def test_the_top_decile_is_at_or_above_the_interpolated_quantile(scores: np.ndar
 
 def test_offline_the_released_rule_ranks_by_return_alone() -> None:
     returns, values = np.array([1.0, 0.0]), np.array([0.9, 0.0])
-    rule = ReleasedRule(0.5, 0.05)
+    rule = released_rule(0.5)
     assert rule.scores(returns, values, offline=True).tolist() == [1.0, 0.0]
     np.testing.assert_allclose(rule.scores(returns, values, offline=False), [0.1, -1e-4])
-    np.testing.assert_allclose(PaperRule(0.5).scores(returns, values, offline=True), [0.1, 0.0])
+    np.testing.assert_allclose(paper_rule(0.5).scores(returns, values, offline=True), [0.1, 0.0])
 
 
 def test_frames_are_stacked_oldest_first_and_the_first_repeats() -> None:
@@ -184,7 +197,10 @@ def test_held_out_episodes_train_nothing_but_are_measured(advantage: str) -> Non
     data = batch(0)
     altered = [episode(each.ticket.index, [0, 0]) if held_out(each, 0.2) else each for each in data]
     one, other = made(advantage=advantage), made(advantage=advantage)
-    figures, others = one.update(data, data), other.update(altered, altered)
+    (figures, table), (others, _) = one.update(data, data), other.update(altered, altered)
+    assert {row.episode.episode_id for row in table if row.outcome == HELD_OUT and not row.learned} == {
+        each.episode_id for each in data if held_out(each, 0.2)
+    }
     assert torch.equal(one._agent.state_dict()["logits"], other._agent.state_dict()["logits"])
     assert figures["actor_loss"] == others["actor_loss"] and figures["step_value_loss"] == others["step_value_loss"]
     assert figures["step_value_validation_loss"] != others["step_value_validation_loss"]
@@ -200,9 +216,9 @@ def test_steps_that_changed_nothing_are_never_good_unless_one_asks_for_it_as_pub
         settings = DigirlSettings(lam=0.71, erase_loops=drops)
         algorithm = DigiRL(Coin(Counter.spec), settings, seed=0)
         (looked_at,), _ = algorithm._look_at([won])
-        rows, left = algorithm._examples([looked_at])
-        assert [row.observation for row in rows][:expected] == seen[2 - expected : 2]
-        assert left == {"left_not_good": 0.0, "left_in_loops": 2.0 - expected}
+        rows = algorithm._rows(looked_at, weight=1.0)
+        assert [row.observation for row in rows if row.weight][:expected] == seen[2 - expected : 2]
+        assert [row.outcome for row in rows if not row.weight] == [IN_LOOPS] * (2 - expected)
 
 
 def test_episodes_are_chosen_by_what_was_expected_before_their_outcome_was_learned(
@@ -221,13 +237,13 @@ def test_episodes_are_chosen_by_what_was_expected_before_their_outcome_was_learn
 def test_an_episode_weighs_by_how_much_better_it_ended_than_expected_and_one_that_did_not_is_left() -> None:
     """Of tasks that nearly always succeed, a success is no news; failures are chosen nowhere."""
     easy, hard = [episode(2 * n, [1]) for n in range(20)], [episode(2 * n + 1, [int(n % 5 == 0)]) for n in range(20)]
-    settings = DigirlSettings(top_share=1.0, validation_share=0.0, instruction_value=ValueSettings(epochs=200))
-    algorithm = DigiRL(Coin(Counter.spec), settings, seed=0, horizon=4)
+    settings = measuring_nothing(top_share=1.0, instruction_value=ValueSettings(epochs=200))
+    algorithm = DigiRL(Coin(Counter.spec), settings, seed=0, rule=paper_rule(0.5, 4))
     algorithm.update([*easy, *hard], [*easy, *hard])
-    chosen = algorithm._chosen(algorithm._look_at([*easy, *hard])[0], offline=False)
-    weights = {each.episode.episode_id: each.weight for each in chosen}
+    seen, _ = algorithm._look_at([*easy, *hard])
+    rows = algorithm._judged(seen, algorithm._scores(seen, offline=False))
+    weights = {row.episode.episode_id: row.weight for row in rows if row.weight}
     assert weights.keys() == {one.episode_id for one in [*easy, *hard] if one.success}
-    assert {row.weight for row in algorithm._examples(chosen)[0]} == set(weights.values())
     assert max(weights[one.episode_id] for one in easy) < 0.3 < 0.6 < weights[hard[0].episode_id]
 
 
@@ -235,19 +251,19 @@ def test_what_is_relabelled_makes_no_instruction_look_easy() -> None:
     asked = Task("t", "Do this")
     failed = [replace(one, ticket=replace(one.ticket, task=asked)) for one in (episode(n, [0, 0]) for n in range(40))]
     hindsight = Hindsight((), 3, lambda one: [(1, f"another task than {one.episode_id}")])
-    settings = DigirlSettings(validation_share=0.0, instruction_value=ValueSettings(epochs=200))
+    settings = measuring_nothing(instruction_value=ValueSettings(epochs=200))
     algorithm = DigiRL(Coin(Counter.spec), settings, seed=0, hindsight=hindsight)
-    assert algorithm.update(failed, failed)["relabelled_share"] == 0.5
+    assert algorithm.update(failed, failed).figures["relabelled_share"] == 0.5
     starts = torch.stack([torch.tensor([0.0, parity]) for parity in (0.0, 1.0)])
     assert algorithm._instruction_value(starts).amax() < 0.1
 
 
 def test_while_it_warms_up_only_the_values_learn() -> None:
     algorithm = made(warmup_iterations=1)
-    first = algorithm.update(batch(0), batch(0))
+    first, _ = algorithm.update(batch(0), batch(0))
     assert first["kept_steps"] == 0 and algorithm._agent.log_prob([], [1]).item() == pytest.approx(np.log(0.5))
     assert first["instruction_value_loss"] > 0 and algorithm._instruction_value(torch.eye(2)).tolist() != [0.5, 0.5]
-    assert algorithm.update(batch(0), batch(0))["kept_steps"] > 0
+    assert algorithm.update(batch(0), batch(0)).figures["kept_steps"] > 0
 
 
 def test_the_last_step_is_judged_by_its_outcome_alone() -> None:
@@ -298,7 +314,7 @@ def test_it_learns_the_action_that_succeeds() -> None:
     algorithm = made()
     before = algorithm._agent.log_prob([], [1]).item()
     for seed in range(5):
-        figures = algorithm.update(batch(seed), batch(seed))
+        figures, _ = algorithm.update(batch(seed), batch(seed))
     assert figures["kept_trajectories"] > 0 and figures["kept_steps"] > 0
     assert algorithm._agent.log_prob([], [1]).item() > before
 
@@ -316,11 +332,11 @@ def test_value_functions_read_what_the_agent_gives_them_in_place_of_its_features
             return torch.stack([torch.eye(3)[min(int(each.vector[0]), 2)] for each in observations])
 
     value = ValueSettings(epochs=100, learning_rate=1e-2)
-    algorithm = DigiRL(Blind(Counter.spec), DigirlSettings(frames=1, step_value=value), seed=0)
+    algorithm = DigiRL(Blind(Counter.spec), DigirlSettings(step_value=value), seed=0)
     won_at_once = [episode(index, [1]) for index in range(20)]
     lost_later = [episode(index, [0, 0]) for index in range(20, 40)]
     algorithm.update([*won_at_once, *lost_later], [*won_at_once, *lost_later])
-    at_first, later = algorithm._step_value(torch.eye(3)[:2]).tolist()
+    at_first, later = algorithm._step_value(torch.eye(3)[torch.tensor([[0, 0], [0, 1]])].flatten(1)).tolist()
     assert later < 0.1 < 0.4 < at_first < 0.6
 
 
@@ -328,11 +344,11 @@ def test_continuing_from_its_state_is_continuing() -> None:
     algorithm = made()
     algorithm.update(batch(0), batch(0))
     weights, state = copy.deepcopy(algorithm._agent.state_dict()), copy.deepcopy(algorithm.state_dict())
-    figures = algorithm.update(batch(1), batch(1))
+    figures, _ = algorithm.update(batch(1), batch(1))
     other = DigiRL(Coin(Counter.spec), DigirlSettings(step_value=ValueSettings(epochs=2)), seed=99)
     other._agent.load_state_dict(weights)
     other.load_state_dict(state)
-    assert other.update(batch(1), batch(1)) == figures
+    assert other.update(batch(1), batch(1)).figures == figures
     assert torch.equal(other._agent.state_dict()["logits"], algorithm._agent.state_dict()["logits"])
 
 

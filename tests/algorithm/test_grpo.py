@@ -16,18 +16,11 @@ from hypothesis.extra import numpy as arrays
 from user_classes import Coin, Counter
 
 from digirl_dist.algorithm.advantages import ROUNDING, group_advantages
-from digirl_dist.algorithm.grpo import (
-    Batch,
-    Grpo,
-    clipped_loss,
-    completed_groups,
-    expected_returns,
-    importance,
-    surpluses,
-)
-from digirl_dist.algorithm.imitation import Example
+from digirl_dist.algorithm.grpo import Batch, Grpo, clipped_loss, importance
 from digirl_dist.algorithm.options import GrpoActorSettings
 from digirl_dist.algorithm.ppo import PPO
+from digirl_dist.algorithm.selection import completed_groups, expected_returns, surpluses
+from digirl_dist.algorithm.table import KEPT, Row
 from digirl_dist.settings import GrpoSettings, PpoSettings
 from digirl_dist.tasks import Plan, Task, Ticket
 from digirl_dist.trajectory import Observation, Step, Trajectory, float32
@@ -102,7 +95,7 @@ def made(**settings: float) -> tuple[Coin, Grpo]:
 
 def learn(grpo: Grpo | PPO, fresh: list[Trajectory]) -> dict[str, float]:
     """An update in which nothing is remembered but what is fresh."""
-    return grpo.update(fresh, fresh)
+    return dict(grpo.update(fresh, fresh).figures)
 
 
 def test_it_learns_the_action_that_beats_its_group() -> None:
@@ -129,7 +122,7 @@ def test_ratios_are_those_of_evaluation_mode() -> None:
     ppo = PPO(blurred.train(), PpoSettings(epochs=1, value_weight=0.0), iterations=9, seed=0)
     log_prob = blurred.train(False).log_prob([], [1]).item()
     blurred.train()
-    assert ppo.update(group([1, 1], log_prob=log_prob), [])["ppo_loss"] == pytest.approx(0, abs=1e-6)
+    assert ppo.update(group([1, 1], log_prob=log_prob), []).figures["ppo_loss"] == pytest.approx(0, abs=1e-6)
     assert not blurred.training
 
 
@@ -181,11 +174,9 @@ def test_steps_of_a_policy_that_differs_count_by_their_truncated_ratio(version: 
     _, grpo = made(group_size=2)
     for acted, weight in ((0.8, 0.5 / 0.8), (0.01, 2.0)):
         members = group([1, 0], version=version, log_prob=math.log(acted))
-        batch = grpo._batch(
-            [members], [Example(step.observation, step.action) for each in members for step in each.steps]
-        )
-        np.testing.assert_allclose(batch.weights, [weight] * 2, atol=1e-6)
-        np.testing.assert_allclose(batch.old, [math.log(0.5)] * 2, atol=1e-6)
+        rows = [Row(each, 0, KEPT, "") for each in members]
+        np.testing.assert_allclose(grpo._weigh(rows), [math.log(0.5)] * 2, atol=1e-6)
+        np.testing.assert_allclose([row.weight for row in rows], [weight] * 2, atol=1e-6)
     assert learn(grpo, group([1, 0], version=version))["policy_lag"] == lag
 
 
@@ -193,12 +184,12 @@ def test_a_group_that_an_iteration_closed_without_is_learned_from_once_it_is_who
     """Its longest episode comes an iteration later; without it, short episodes would be favoured."""
     first, others = group([1, 0, 0, 0])[:3], group([1, 0, 0, 0])[3:]
     coin, grpo = made()
-    early = grpo.update(first, first)
+    early, _ = grpo.update(first, first)
     assert early["kept_trajectories"] == 0 and early["left_waiting"] == 3 and coin.logits.tolist() == [0.0, 0.0]
     alone = episode(Ticket(5, 0, Task("t"), 10, 5), [1])
-    figures = grpo.update([*others, alone], [*first, *others, alone])
+    figures, _ = grpo.update([*others, alone], [*first, *others, alone])
     assert figures["kept_trajectories"] == 4 and figures["left_waiting"] == 1 and figures["policy_lag"] == 0.5
-    assert grpo.update([alone], [*first, *others, alone])["kept_trajectories"] == 0, "none is used twice"
+    assert grpo.update([alone], [*first, *others, alone]).figures["kept_trajectories"] == 0, "none is used twice"
 
 
 def test_a_group_counts_with_the_members_it_has_once_none_of_its_tickets_is_open() -> None:
@@ -212,7 +203,7 @@ def test_a_group_counts_with_the_members_it_has_once_none_of_its_tickets_is_open
     for before, kept in (([last], 3), ([], 0)):
         _, grpo = made()
         grpo.expect(before, [])
-        figures = grpo.update(fresh, [offline, *members, *fresh])
+        figures, _ = grpo.update(fresh, [offline, *members, *fresh])
         assert figures["kept_trajectories"] == kept, "also where its last ticket brings nothing, and only once"
     whole = group([1, 0, 0, 0])
     assert completed_groups(whole, [offline, *whole], 4) == [whole]
@@ -223,7 +214,7 @@ def test_figures_count_what_was_learned_from_and_nothing_fresh_is_left_out() -> 
     coin, fresh = Coin(Counter.spec), group([1, 0, 1, 0])
     grpo = Grpo(coin, GrpoSettings(group_size=4, actor=actor), seed=0)
     earlier = [episode(Ticket(1, index, Task(f"{index}"), index, 1), [0] * 4 + [1]) for index in range(9)]
-    figures = grpo.update(fresh, [*earlier, *fresh])
+    figures, _ = grpo.update(fresh, [*earlier, *fresh])
     assert figures["kept_steps"] == 4 and figures["left_undrawn"] == figures["skipped_steps"] == 0
     assert figures["imitated_steps"] + figures["unsolved_steps"] == 2
 
@@ -269,8 +260,10 @@ def test_successes_of_earlier_iterations_are_imitated_the_more_the_less_they_wer
     mastered = [episode(Ticket(1, index, Task("easy"), index, 1), [1]) for index in range(4)]
     coin, grpo = made(replay_weight=3.0)
     (row,), _ = grpo._imitated([*earlier, *mastered])
-    assert row.weight == 0.75 and grpo._imitation_weights([row, row]).tolist() == [3.0, 3.0]
-    figures = grpo.update([], [*earlier, *mastered])
+    assert row.weight == 0.75
+    grpo._weigh_imitated([row])
+    assert row.weight == 3.0
+    figures, _ = grpo.update([], [*earlier, *mastered])
     assert figures["imitated_steps"] == 1 and figures["kept_steps"] == 0
     assert coin.log_prob([], [1]).item() > math.log(0.5)
 
@@ -278,8 +271,8 @@ def test_successes_of_earlier_iterations_are_imitated_the_more_the_less_they_wer
 def test_an_episode_whose_group_is_not_complete_is_explained() -> None:
     _, grpo = made()
     [alone] = group([0])
-    [told] = grpo.explain(alone, [alone], [alone], grpo.state_dict())
-    assert not told.kept and told.reason == "its group is not complete yet"
+    [row] = grpo.update([alone], [alone]).rows
+    assert not row.learned and row.reason == "its group is not complete yet"
 
 
 def test_a_plan_in_groups_gives_each_group_one_start() -> None:

@@ -206,4 +206,4 @@ def test_an_algorithm_relabels_with_the_tasks_of_its_run() -> None:
     for most, share in ((3, 0.5), (0, 0.0)):
         settings = FilteredBcSettings(hindsight=HindsightSettings(most=most))
         algorithm = settings.build(context)(Coin(Counter.spec), ALONE)
-        assert algorithm.update([met], [met])["relabelled_share"] == share
+        assert algorithm.update([met], [met]).figures["relabelled_share"] == share

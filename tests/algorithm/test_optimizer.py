@@ -1,4 +1,4 @@
-"""Minibatch gradient descent: accumulation, clipping, the ramp, and what stops it."""
+"""Minibatch gradient descent: accumulation, clipping, and what stops it."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import nn
 
-from digirl_dist.algorithm.optimizer import MinibatchOptimizer, ramp
+from digirl_dist.algorithm.optimizer import MinibatchOptimizer
 from digirl_dist.errors import TrainingError
 from digirl_dist.settings import OptimizerSettings
 
@@ -67,16 +67,6 @@ def test_a_step_is_that_of_adam_on_the_clipped_gradient() -> None:
     np.testing.assert_allclose(weight.detach().numpy(), expected, atol=1e-5)
 
 
-def test_the_learning_rate_rises_in_equal_parts() -> None:
-    assert [ramp(step, 4) for step in range(6)] == [0.25, 0.5, 0.75, 1.0, 1.0, 1.0]
-    assert ramp(0, 0) == 1.0
-    slow, quick = parameter(), parameter()
-    fit(OptimizerSettings(batch_size=12, epochs=1, ramp_steps=10), slow)
-    fit(OptimizerSettings(batch_size=12, epochs=1), quick)
-    moved_slow, moved_quick = ((each.detach() - parameter().detach()).abs() for each in (slow, quick))
-    assert torch.allclose(moved_slow * 10, moved_quick, rtol=1e-2)
-
-
 def test_never_more_rows_than_wanted() -> None:
     seen: list[int] = []
     weight = parameter()
@@ -89,7 +79,7 @@ def test_never_more_rows_than_wanted() -> None:
     assert len(seen) == 20
 
 
-@pytest.mark.parametrize(("scale", "said"), [(1e9, "beyond max_loss"), (float("nan"), "became nan")])
+@pytest.mark.parametrize(("scale", "said"), [(1e9, "beyond 1e\\+04"), (float("nan"), "became nan")])
 def test_an_exploding_loss_stops_before_it_moves_anything(scale: float, said: str) -> None:
     weight = parameter()
     with pytest.raises(TrainingError, match=f"the loss .*{said}"):
@@ -106,7 +96,7 @@ def test_a_gradient_that_is_no_number_stops_before_it_moves_anything() -> None:
 
 
 def test_a_step_that_is_no_number_is_skipped_and_counted_until_it_is_one_of_most() -> None:
-    def skipped(broken: int, accumulate: int) -> tuple[int, int]:
+    def skipped(broken: int, accumulate: int) -> int:
         weight = parameter()
         settings = OptimizerSettings(batch_size=2, epochs=2, accumulate=accumulate)
         optimizer = MinibatchOptimizer([weight], settings, 0, "the loss")
@@ -120,19 +110,18 @@ def test_a_step_that_is_no_number_is_skipped_and_counted_until_it_is_one_of_most
 
         fit = optimizer.fit(12, loss_of)
         assert torch.isfinite(weight).all() and math.isfinite(fit.loss) and fit.learned == set(range(12))
-        return fit.skipped, optimizer.state_dict()["steps"]
+        return fit.skipped
 
-    assert skipped(6, 1) == (6, 6) and skipped(5, 2) == (3, 3)
+    assert skipped(6, 1) == 6 and skipped(5, 2) == 3
     with pytest.raises(TrainingError, match=r"in 7 of 12 steps the loss became"):
         skipped(7, 1)
 
 
-@pytest.mark.parametrize("smaller_steps", [{"learning_rate": 1e-9}, {"adam_eps": 1e6}])
-def test_a_resumed_run_may_go_on_with_another_learning_rate_or_epsilon(smaller_steps: dict[str, float]) -> None:
+def test_a_resumed_run_may_go_on_with_another_learning_rate() -> None:
     weight = parameter()
     state = fit(OptimizerSettings(batch_size=12, epochs=1), weight).state_dict()
     before = weight.detach().clone()
-    settings = OptimizerSettings(batch_size=12, epochs=1, **smaller_steps)  # type: ignore[arg-type]
+    settings = OptimizerSettings(learning_rate=1e-9, batch_size=12, epochs=1)
     lower = MinibatchOptimizer([weight], settings, 0, "the loss")
     lower.load_state_dict(state)
     lower.fit(12, lambda batch: ((ROWS[batch] @ weight) ** 2).mean())

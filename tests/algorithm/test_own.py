@@ -14,8 +14,7 @@ import torch
 from run_files import metrics
 from safetensors.torch import load_file
 
-from digirl_dist.algorithm.digirl import good_steps, rule_of
-from digirl_dist.algorithm.plugins.digirl import DigirlSettings
+from digirl_dist.algorithm.digirl import own_rule
 from digirl_dist.assembly.validate import refuse_contradictions
 from digirl_dist.child_process import environment
 from digirl_dist.cli.main import main
@@ -122,8 +121,9 @@ def test_an_own_algorithm_that_cannot_be_saved_or_resumed_is_named(
 def test_an_own_advantage_decides_which_steps_are_good() -> None:
     space: dict[str, object] = {}
     exec(ONE_STEP, space)
-    rule = rule_of(DigirlSettings(advantage="mine:one_step"), 10, space["one_step"])  # type: ignore[arg-type]
-    assert good_steps(rule, np.array([0.0, 0.0, 1.0]), np.array([0.5, 0.6, 0.2, 0.1])).tolist() == [True, False, True]
+    rule = own_rule(space["one_step"])  # type: ignore[arg-type]
+    advantages = rule.advantages(np.array([0.0, 0.0, 1.0]), np.array([0.5, 0.6, 0.2, 0.1]))
+    assert (advantages > rule.threshold(3)).tolist() == [True, False, True]
 
 
 def test_an_advantage_that_is_not_one_per_step_is_refused_with_its_name() -> None:
@@ -131,7 +131,7 @@ def test_an_advantage_that_is_not_one_per_step_is_refused_with_its_name() -> Non
         return rewards.sum()
 
     with pytest.raises(TrainingError, match=r"total returned the shape \(\) for 2 steps"):
-        good_steps(rule_of(DigirlSettings(), None, total), np.zeros(2), np.zeros(3))
+        own_rule(total).advantages(np.zeros(2), np.zeros(3))
 
 
 @pytest.mark.unit
@@ -141,7 +141,7 @@ def test_an_advantage_that_is_no_number_is_refused_with_its_name(answer: list[An
         return answer
 
     with pytest.raises(TrainingError, match=r"unsure returned \['?0.5.*, not a finite number for each step"):
-        good_steps(rule_of(DigirlSettings(), None, unsure), np.zeros(2), np.zeros(3))
+        own_rule(unsure).advantages(np.zeros(2), np.zeros(3))
 
 
 @pytest.mark.parametrize(

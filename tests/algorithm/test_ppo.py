@@ -67,7 +67,7 @@ def test_the_rewarded_action_becomes_likelier_and_the_rate_falls_to_nothing() ->
     agent = policy()
     algorithm = PPO(agent, PpoSettings(learning_rate=0.05), iterations=4, seed=0)
     there = [piece(1, 1.0, terminated=True), piece(0, 0.0, terminated=True)]
-    rates = [algorithm.update(there, there)["learning_rate"] for _ in range(5)]
+    rates = [algorithm.update(there, there).figures["learning_rate"] for _ in range(5)]
     assert rates == pytest.approx([0.05, 0.0375, 0.025, 0.0125, 0.0])
     assert agent.log_prob([there[0].final_observation], [1]).exp().item() > 0.6
 
@@ -83,11 +83,13 @@ def test_what_comes_after_a_piece_is_estimated_and_after_an_end_nothing() -> Non
 def test_updates_do_not_depend_on_the_unit_of_rewards() -> None:
     agents = policy(), policy()
     for agent, unit in zip(agents, (1e3, 1e9), strict=True):
-        algorithm = PPO(agent, PpoSettings(batch_size=3, max_loss=10.0), 4, seed=0)
+        settings = PpoSettings(batch_size=3)
+        settings.MAX_LOSS = 10.0  # type: ignore[misc]
+        algorithm = PPO(agent, settings, 4, seed=0)
         there = [piece(1, unit, terminated=False), piece(0, -2 * unit, terminated=True)]
-        for _ in range(3):
-            algorithm.update(there, there)
-        values = [told.value for told in algorithm.explain(there[1], there, there, {})]
+        for _ in range(4):
+            learned = algorithm.update(there, there)
+        values = [row.value for row in learned.rows if row.episode is there[1]]
         assert np.mean(values) / unit < -1, "the value function is told in the unit of rewards"
     seen = Observation(vector=np.array([1, 0], np.float32))
     assert torch.allclose(agents[0].log_prob([seen], [1]), agents[1].log_prob([seen], [1]), atol=1e-3)

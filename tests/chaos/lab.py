@@ -75,7 +75,7 @@ class SlowLearner:
             time.sleep(self._seconds)
         figures: dict[str, float] = {}
         for name, algorithm in self._algorithms.items():
-            figures |= {f"{name}_{key}": value for key, value in algorithm.update(fresh, replay).items()}
+            figures |= {f"{name}_{key}": value for key, value in algorithm.update(fresh, replay).figures.items()}
         return figures
 
     def state_dict(self) -> dict[str, Any]:

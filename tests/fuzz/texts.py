@@ -8,8 +8,8 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
-from digirl_dist.agent import answers
-from digirl_dist.agent.words import hashed_words, quoted
+from digirl_dist.agent import prompts
+from digirl_dist.agent.device.encoder import hashed_words
 from digirl_dist.judge import prompt
 from digirl_dist.plain_text import one_line, without_secrets_in
 from digirl_dist.protocol.messages import MOST_REASON
@@ -42,13 +42,13 @@ class Texts(Target):
         for read in _READERS:
             read(text)
         self._repeats.is_new("slot", {"worker": "w1", "reason": text})
-        answers.read(text)
+        prompts.read(text)
 
 
 _READERS: Sequence[Callable[[str], Any]] = (
     one_line,
     lambda text: without_secrets_in({text[:256]: ["--key", text[:256]]}),
-    quoted,
+    prompts.quoted,
     lambda text: hashed_words(text.encode(errors="replace").decode(), 64),
     prompt.read,
     fingerprint,

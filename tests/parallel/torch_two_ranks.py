@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from single_steps import row_of
 from torch import nn
 
 from digirl_dist.agent import Agent
@@ -23,9 +24,10 @@ from digirl_dist.agent.sharding import Sharded, ShardedRows
 from digirl_dist.algorithm.digirl import DigiRL
 from digirl_dist.algorithm.filtered_bc import FilteredBC
 from digirl_dist.algorithm.grpo import Grpo
-from digirl_dist.algorithm.imitation import Example, Imitation
+from digirl_dist.algorithm.imitation import Imitation
 from digirl_dist.algorithm.options import GrpoActorSettings
 from digirl_dist.algorithm.ppo import PPO
+from digirl_dist.algorithm.table import Row
 from digirl_dist.emulator import DiscreteActions, EmulatorSpec
 from digirl_dist.errors import PeerError, SettingsError
 from digirl_dist.parallel.group import Group, GroupLimits, joined
@@ -74,14 +76,14 @@ def in_parts() -> InParts:
     return InParts(EmulatorSpec(DiscreteActions(3), vector_size=4), **values(GenericAgentSettings(width=8)))
 
 
-def rows() -> list[Example]:
+def rows() -> list[Row]:
     generator = torch.Generator().manual_seed(3)
     seen = torch.randn(ROWS, 4, generator=generator).numpy()
-    return [Example(Observation(vector=seen[k]), k % 3, weight=0.5 + k) for k in range(ROWS)]
+    return [row_of(Observation(vector=seen[k]), k % 3, weight=0.5 + k) for k in range(ROWS)]
 
 
 def learn(
-    examples: list[Example],
+    examples: list[Row],
     peers: Peers,
     size: int,
     accumulate: int = 1,
@@ -128,7 +130,7 @@ def compare(
     policy = made()
     actor = GrpoActorSettings(1e-2, batch_size=size)
     grpo = Grpo(policy, GrpoSettings(group_size=4, clip_high=0.2, replay_weight=replay_weight, actor=actor), 1, peers)
-    losses = [grpo.update(fresh, fresh)["actor_loss"] for _ in range(updates)]
+    losses = [grpo.update(fresh, fresh).figures["actor_loss"] for _ in range(updates)]
     return flat(policy), losses
 
 
@@ -137,20 +139,22 @@ def proximal(
 ) -> tuple[list[float], list[float]]:
     """The same by PPO, whose value function learns with the policy."""
     policy = made()
-    ppo = PPO(policy, PpoSettings(1e-2, batch_size=1000, clip_norm=0.1, width=8), 5, 1, peers)
-    losses = [ppo.update(fresh, fresh)["ppo_loss"] for _ in range(4)]
+    ppo = PPO(policy, PpoSettings(1e-2, batch_size=1000, clip_norm=0.1), 5, 1, peers)
+    losses = [ppo.update(fresh, fresh).figures["ppo_loss"] for _ in range(4)]
     return flat(policy), losses
 
 
 def figures(fresh: list[Trajectory], replay: list[Trajectory], peers: Peers) -> dict[str, dict[str, float]]:
     """Of one update by each algorithm that selects what it learns from."""
     actor = ActorSettings(1e-2, batch_size=1000, epochs=1)
+    digirl = DigirlSettings(actor=actor)
+    digirl.VALIDATION_SHARE = 0.4  # type: ignore[misc]
     made = {
         "grpo": Grpo(agent(), GrpoSettings(group_size=4, actor=GrpoActorSettings(1e-2)), 1, peers),
         "filtered_bc": FilteredBC(agent(), FilteredBcSettings(top_share=0.5, actor=actor), 1, peers),
-        "digirl": DigiRL(agent(), DigirlSettings(validation_share=0.4, actor=actor), 1, peers),
+        "digirl": DigiRL(agent(), digirl, 1, peers),
     }
-    return {name: algorithm.update(fresh, replay) for name, algorithm in made.items()}
+    return {name: algorithm.update(fresh, replay).figures for name, algorithm in made.items()}
 
 
 def windows(group: Group) -> dict[str, Any]:

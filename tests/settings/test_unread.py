@@ -49,8 +49,8 @@ CONTRADICTIONS = [
         "collect_ahead is not read with train_mode=offline: add train_mode=onl",
     ),
     (
-        ["train_algorithm=digirl", "algorithm.digirl.margin=0.1"],
-        "margin is not read with algorithm.digirl.advantage=pap",
+        ["train_algorithm=digirl", "algorithm.digirl.discount=0.1"],
+        "discount is not read with algorithm.digirl.advantage=pap",
     ),
 ]
 

@@ -64,8 +64,8 @@ def test_an_iteration_in_which_no_episode_ended_is_none_of_offline_learning(grou
 
     coin, episode = Coin(Counter.spec), stream().episode(0)
     learner = RankLearner(group, coin, Counts(coin), 0)
-    assert learner.update(0, [], [episode]) == {}
-    assert learner.update(1, [episode], [episode, episode]) == {"fresh": 1.0}
+    assert learner.update(0, [], [episode]) == ({}, None)
+    assert learner.update(1, [episode], [episode, episode]) == ({"fresh": 1.0}, None)
 
 
 @pytest.mark.parametrize("returned", [None, {"loss": None}])

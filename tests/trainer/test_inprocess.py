@@ -15,7 +15,7 @@ import torch
 from PIL import Image
 from torch import nn
 
-from digirl_dist.agent.device import DevicePolicy
+from digirl_dist.agent.device.policy import DevicePolicy
 from digirl_dist.agent.generic import GenericPolicy
 from digirl_dist.algorithm.digirl import DigiRL
 from digirl_dist.algorithm.filtered_bc import FilteredBC
@@ -46,7 +46,7 @@ PICTURE = (64, 48)
 ALGORITHMS: dict[str, AlgorithmFactory] = {
     "filtered_bc": lambda agent, peers: FilteredBC(agent, FilteredBcSettings(), 1, peers),
     "paper": lambda agent, peers: DigiRL(agent, DigirlSettings(), 1, peers),
-    "code": lambda agent, peers: DigiRL(agent, RELEASED, 1, peers),
+    "code": lambda agent, peers: DigiRL(agent, RELEASED, 1, peers, RELEASED.rule(None)),
     "grpo": lambda agent, peers: Grpo(agent, GrpoSettings(group_size=4), 1, peers),
 }
 
@@ -193,11 +193,11 @@ def test_a_weight_that_is_no_number_stops_the_run_and_the_last_good_checkpoint_s
 def test_an_exploding_loss_keeps_the_last_good_checkpoint_and_a_lower_limit_lets_it_go_on(tmp_path: Path) -> None:
     def bounded(most: float) -> AlgorithmFactory:
         settings = FilteredBcSettings()
-        settings.actor.max_loss = most
+        settings.actor.MAX_LOSS = most  # type: ignore[misc]
         return lambda agent, peers: FilteredBC(agent, settings, 1, peers)
 
     run(tmp_path, bounded(100.0), 1)
-    with pytest.raises(TrainingError, match="the actor's loss became .* beyond max_loss"):
+    with pytest.raises(TrainingError, match="the actor's loss became .* beyond 0.001"):
         run(tmp_path, bounded(1e-3), 3)
     newest = Checkpoints(tmp_path / "checkpoints").newest()
     assert newest is not None and newest.iteration == 1

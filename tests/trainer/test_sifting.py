@@ -90,7 +90,7 @@ class Picky:
         self._inner = ALGORITHMS["filtered_bc"](agent, peers)  # type: ignore[arg-type]
         self._bug = bug
 
-    def update(self, fresh: Sequence[Trajectory], replay: Sequence[Trajectory]) -> dict[str, float]:
+    def update(self, fresh: Sequence[Trajectory], replay: Sequence[Trajectory]) -> Any:
         figures = self._inner.update(fresh, replay)  # the state has changed when it fails
         for episode in [*fresh, *replay]:
             if self._bug or episode.ticket.task.id == "poison":

@@ -2,6 +2,6 @@
 
 from digirl_dist.agent.autoui.agent import AutoUiAgent
 from digirl_dist.agent.autoui.encoders import ScreenEncoder, TextEncoder
-from digirl_dist.agent.autoui.pretrained import Pretrained
+from digirl_dist.agent.autoui.model import Pretrained
 
 __all__ = ["AutoUiAgent", "Pretrained", "ScreenEncoder", "TextEncoder"]

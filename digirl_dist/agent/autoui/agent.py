@@ -9,11 +9,12 @@ from typing import Any
 import numpy as np
 import torch
 from torch import nn
+from transformers import GenerationConfig, LogitsProcessorList
+from transformers.modeling_outputs import BaseModelOutput
 
 from digirl_dist.agent.autoui.encoders import ScreenEncoder, TextEncoder, mean_over
-from digirl_dist.agent.autoui.model import Answering
-from digirl_dist.agent.autoui.pretrained import Pretrained
-from digirl_dist.agent.tokens import SamplingParams, log_probs_of_answers, padded, sample
+from digirl_dist.agent.autoui.model import Pretrained
+from digirl_dist.agent.sampling import AnswerSampler, SamplingParams, log_probs_of_answers, padded
 from digirl_dist.emulator.aitw import DECISION, PROMPT_BEGINS, AutoUiReader, to_autoui, to_prompt
 from digirl_dist.emulator.touch_actions import TOKENS, DeviceAction
 from digirl_dist.errors import ActionError
@@ -22,6 +23,8 @@ from digirl_dist.types import Json
 
 _ROWS_AT_ONCE = 16
 """Logits of a whole vocabulary for each token of an answer take 16 MB a row."""
+_PROMPT_LENGTH = 512
+"""Longest prompt in tokens; of a longer one, only the end is read."""
 
 
 class AutoUiAgent(nn.Module):
@@ -37,18 +40,24 @@ class AutoUiAgent(nn.Module):
         screens: ScreenEncoder,
         critic: TextEncoder | None,
         *,
-        prompt_length: int,
         answer_length: int,
         temperature: float,
     ) -> None:
-        """Lengths are in tokens. Raises SettingsError for weights that do not fit."""
+        """``answer_length`` is in tokens. Raises SettingsError for weights that do not fit."""
         super().__init__()
         self._model = pretrained.model().eval()
         self._tokenizer = copy.deepcopy(pretrained.tokenizer)  # one must not be used by two threads at once
         self._screens, self._critic = screens, critic
-        self._prompt_length = prompt_length
         ends = frozenset([self._tokenizer.eos_token_id])
         self._sampling = SamplingParams(ends, answer_length, temperature)
+        begins = self._model.config.pad_token_id
+        self._model.generation_config = GenerationConfig(  # type: ignore[no-untyped-call]
+            max_new_tokens=answer_length,
+            eos_token_id=self._tokenizer.eos_token_id,
+            pad_token_id=begins,
+            decoder_start_token_id=begins,
+            do_sample=False,
+        )
         self._reader = AutoUiReader()
 
     @property
@@ -58,8 +67,10 @@ class AutoUiAgent(nn.Module):
 
     def act(self, observations: Sequence[Observation], rngs: Sequence[np.random.Generator]) -> list[Decision]:
         read, mask = self._read(observations)
-        answers = sample(Answering(self._model, read, mask), rngs, self._sampling)
-        return [Decision(self._action(answer.tokens), answer.log_prob) for answer in answers]
+        sampler = AnswerSampler(self._sampling, rngs)
+        read = BaseModelOutput(last_hidden_state=read)
+        self._model.generate(encoder_outputs=read, attention_mask=mask, logits_processor=LogitsProcessorList([sampler]))
+        return [Decision(self._action(answer.tokens), answer.log_prob) for answer in sampler.answers()]
 
     def log_prob(self, observations: Sequence[Observation], actions: Sequence[Json]) -> torch.Tensor:
         """Of what was said; of an action that came without tokens, AutoUI's way to say it; of a text, that text."""
@@ -107,7 +118,7 @@ class AutoUiAgent(nn.Module):
             [_prompt(seen) for seen in observations],
             padding=True,
             truncation=True,
-            max_length=self._prompt_length,
+            max_length=_PROMPT_LENGTH,
             return_tensors="pt",
         )
         return given["input_ids"].to(self._device), given["attention_mask"].to(self._device)

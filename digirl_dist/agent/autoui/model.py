@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
 from torch import nn
-from transformers import T5Config, T5ForConditionalGeneration
+from transformers import AutoTokenizer, T5Config, T5ForConditionalGeneration
+
+from digirl_dist.errors import SettingsError
+from digirl_dist.settings.paths import expanded
 
 
 class FusionT5(T5ForConditionalGeneration):  # type: ignore[misc]
@@ -52,25 +57,54 @@ class FusionT5(T5ForConditionalGeneration):  # type: ignore[misc]
         return torch.full_like(like[:, :1], self.config.pad_token_id)
 
 
-class Answering:
-    """Fulfils ``NextLogits``: answers to what the model has read, token by token."""
+@dataclass(frozen=True)
+class Pretrained:
+    """Its configuration and tokenizer, which travel to workers, and where its weights are, which are pushed there."""
 
-    def __init__(self, model: FusionT5, read: torch.Tensor, mask: torch.Tensor) -> None:
-        self._model = model
-        self._read = read
-        self._mask = mask
-        self._past: Any = None
+    folder: Path
+    config: T5Config
+    tokenizer: Any
+    features: int
+    """Width of a screenshot's features."""
 
-    def __call__(self, chosen: torch.Tensor | None) -> torch.Tensor:
-        if chosen is None:
-            chosen = torch.full((len(self._read),), self._model.config.pad_token_id, device=self._read.device)
-        outcome = self._model(
-            encoder_outputs=(self._read,),
-            attention_mask=self._mask,
-            decoder_input_ids=chosen[:, None],
-            past_key_values=self._past,
-            use_cache=True,
-        )
-        self._past = outcome.past_key_values
-        logits: torch.Tensor = outcome.logits[:, -1]
-        return logits
+    @classmethod
+    def open(cls, path: str, features: int, dropout: float) -> Pretrained:
+        """Raises SettingsError for a folder that does not hold it."""
+        folder = expanded(path, "agent.model").resolve()
+        if not (folder / "config.json").is_file():
+            raise SettingsError(
+                f"agent.model={path} is no folder with a checkpoint; download Auto-UI-Base from huggingface.co/cooelf/"
+                "Auto-UI and name the folder that has config.json, tokenizer and weights in it"
+            )
+        try:
+            config = T5Config.from_pretrained(folder, dropout_rate=dropout)
+            tokenizer = AutoTokenizer.from_pretrained(folder, truncation_side="left", padding_side="right")
+        except (OSError, ValueError) as error:
+            raise SettingsError(f"agent.model={path} cannot be read: {error}") from error
+        return cls(folder, config, tokenizer, features)
+
+    def model(self) -> FusionT5:
+        """The released weights where the folder is, random ones elsewhere.
+
+        Raises SettingsError if the weights are not those of this network.
+        """
+        if not self.folder.is_dir():
+            return FusionT5(self.config, self.features)
+        try:
+            model, told = FusionT5.from_pretrained(
+                self.folder,
+                self.features,
+                config=self.config,
+                output_loading_info=True,
+                ignore_mismatched_sizes=True,  # they are told, too
+            )
+        except (OSError, RuntimeError) as error:
+            raise SettingsError(f"the weights in {self.folder} cannot be loaded: {error}") from error
+        mismatched = (mismatch[0] for mismatch in told["mismatched_keys"])
+        wrong = sorted([*told["missing_keys"], *told["unexpected_keys"], *mismatched])
+        if wrong:
+            raise SettingsError(
+                f"{self.folder} does not hold Auto-UI-Base or a model of its form (agent.image_features="
+                f"{self.features}): missing, unexpected or of another size are {', '.join(wrong[:5])}"
+            )
+        return model  # type: ignore[no-any-return]

@@ -38,8 +38,6 @@ class AutoUiSettings(AgentPlugin):
     """Width of a screenshot's features."""
     previous_actions: FewOrNone = 1
     """Number of latest actions in the prompt. AutoUI was trained with 8, DigiRL with 1."""
-    prompt_length: Few = 512
-    """Longest prompt in tokens; of a longer one, only the end is read."""
     answer_length: Few = 128
     """Longest answer in tokens."""
     temperature: Positive = 1.0
@@ -59,7 +57,6 @@ class AutoUiSettings(AgentPlugin):
             pretrained,
             screens,
             critic,
-            prompt_length=self.prompt_length,
             answer_length=self.answer_length,
             temperature=self.temperature,
         )

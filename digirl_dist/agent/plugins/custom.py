@@ -6,8 +6,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from digirl_dist.agent.acting import completed
-from digirl_dist.agent.contract import MEMBERS
+from digirl_dist.agent.contract import MEMBERS, completed
 from digirl_dist.agent.plugins import AgentPlugin
 from digirl_dist.settings.missing import MISSING
 from digirl_dist.user_code.entry_point import construct, load_callable, load_entry_point

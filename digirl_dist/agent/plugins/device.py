@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, ClassVar
 from digirl_dist.agent.plugins import AgentPlugin, Suits
 from digirl_dist.errors import SettingsError
 from digirl_dist.settings.plugins import values
-from digirl_dist.settings.ranges import Amount, Buckets, Few, FewOrNone, Pixels, Width
+from digirl_dist.settings.ranges import Amount, FewOrNone, Pixels, Width
 
 if TYPE_CHECKING:
     from digirl_dist.agent import AgentFactory
@@ -27,10 +27,6 @@ class DeviceAgentSettings(AgentPlugin):
     """Screenshots are scaled so that their short side has this many pixels; a touch cell is 8 x 8 of them."""
     width: Width = 64
     """Channels of the network."""
-    heads: Few = 4
-    """Number of places the policy attends to when it decides between tapping, typing, swiping and so on."""
-    word_buckets: Buckets = 2048
-    """Number of embeddings into which words are hashed."""
     actions: list[str] = field(default_factory=list)
     """Types of action to choose from; empty: those that the emulator lists as useful, and typing at a point."""
     memory: FewOrNone = 8
@@ -43,8 +39,6 @@ class DeviceAgentSettings(AgentPlugin):
     labels: bool = True
     """Whether the policy also reads the names of what is on the screen, where the emulator has them (MiniWoB++; your
     own with ``labels()``)."""
-    naming: Amount = 4.0
-    """How strongly an untrained policy prefers to touch what the instruction names: by this many nats."""
     shift: FewOrNone = 0
     """While fitting, pictures and the taps on them move by up to this many pixels, so that the policy knows a label at
     any position."""
@@ -59,13 +53,13 @@ class DeviceAgentSettings(AgentPlugin):
             raise SettingsError("agent.actions has type_at, which needs agent.memory of at least 1; or choose type")
 
     def build(self, spec: EmulatorSpec) -> AgentFactory:
-        from digirl_dist.agent.device import DevicePolicy
+        from digirl_dist.agent.device.policy import DevicePolicy
 
         return partial(DevicePolicy, spec, **values(self))
 
     def check_action(self, spec: EmulatorSpec, observation: Observation, action: Json) -> None:
-        from digirl_dist.agent.touch import TouchGrid
-        from digirl_dist.agent.words import quoted
+        from digirl_dist.agent.device.touch import TouchGrid
+        from digirl_dist.agent.prompts import quoted
         from digirl_dist.emulator.remembered import recalled
 
         TouchGrid(1, 1).choice(action, quoted(recalled(observation.text).instruction))

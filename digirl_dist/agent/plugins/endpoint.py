@@ -50,7 +50,7 @@ class EndpointSettings(ChatSettings, AgentPlugin):
         return partial(EndpointAgent, self, self.system, self.seed)
 
     def wrapped(self, emulator: EmulatorFactory) -> EmulatorFactory:
-        from digirl_dist.agent.dialogue import task_text
+        from digirl_dist.agent.prompts import task_text
         from digirl_dist.emulator.prompted import PromptedEmulator
 
         return partial(PromptedEmulator, emulator, self.previous_actions, task_text)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, ClassVar
 
 from digirl_dist.agent.plugins import AgentPlugin, Suits
 from digirl_dist.settings.plugins import values
-from digirl_dist.settings.ranges import Pixels, Positive, Width
+from digirl_dist.settings.ranges import Pixels, Width
 
 if TYPE_CHECKING:
     from digirl_dist.agent import AgentFactory
@@ -25,8 +25,6 @@ class GenericAgentSettings(AgentPlugin):
     """Units of the hidden layers."""
     short_side: Pixels = 80
     """Pictures are scaled so that their short side has this many pixels."""
-    initial_std: Positive = 0.5
-    """Initial standard deviation of Box actions, as a share of half their range."""
 
     def build(self, spec: EmulatorSpec) -> AgentFactory:
         from digirl_dist.agent.generic import GenericPolicy

@@ -86,7 +86,7 @@ class VlmSettings(AgentPlugin):
         check_tokens(action, self.max_new_tokens)
 
     def wrapped(self, emulator: EmulatorFactory) -> EmulatorFactory:
-        from digirl_dist.agent.dialogue import task_text
+        from digirl_dist.agent.prompts import task_text
         from digirl_dist.emulator.prompted import PromptedEmulator
 
         return partial(PromptedEmulator, emulator, self.previous_actions, task_text)

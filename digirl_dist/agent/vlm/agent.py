@@ -13,8 +13,7 @@ from torch import nn
 from transformers import LogitsProcessorList
 
 from digirl_dist.agent.pixels import opened
-from digirl_dist.agent.tokens import SamplingParams, log_probs_of_answers, padded
-from digirl_dist.agent.vlm.drawing import Drawing
+from digirl_dist.agent.sampling import AnswerSampler, SamplingParams, log_probs_of_answers, padded
 from digirl_dist.agent.vlm.pretrained import (
     ends_of,
     load_model,
@@ -127,10 +126,10 @@ class VlmAgent(nn.Module):
         return (rows[first : first + size] for first in range(0, len(rows), size))
 
     def _decide(self, rows: Sequence[tuple[Observation, np.random.Generator]]) -> list[Decision]:
-        drawing = Drawing(self._sampling, [rng for _, rng in rows])
+        sampler = AnswerSampler(self._sampling, [rng for _, rng in rows])
         given = self._read([seen for seen, _ in rows])
-        self._model.generate(**given, logits_processor=LogitsProcessorList([drawing]))
-        return [Decision(self.wording.action(answer), answer.log_prob) for answer in drawing.answers()]
+        self._model.generate(**given, logits_processor=LogitsProcessorList([sampler]))
+        return [Decision(self.wording.action(answer), answer.log_prob) for answer in sampler.answers()]
 
     def _log_prob(self, rows: Sequence[tuple[Observation, list[int]]]) -> torch.Tensor:
         """What is written is [B, T]; only the logits from which it was drawn are computed."""

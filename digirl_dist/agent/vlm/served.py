@@ -18,8 +18,8 @@ import torch
 from PIL import Image
 from safetensors.torch import save
 
-from digirl_dist.agent.dialogue import task_text
-from digirl_dist.agent.tokens import Answer
+from digirl_dist.agent.prompts import task_text
+from digirl_dist.agent.sampling import Answer
 from digirl_dist.agent.vlm.agent import VlmAgent
 from digirl_dist.chat import image_part
 from digirl_dist.chat.lora_server import LoraServer, Sampled

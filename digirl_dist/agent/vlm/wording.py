@@ -6,9 +6,8 @@ import json
 from collections.abc import Sequence
 from typing import Any
 
-from digirl_dist.agent.answers import read_or_wait
-from digirl_dist.agent.dialogue import conversation
-from digirl_dist.agent.tokens import Answer, SamplingParams
+from digirl_dist.agent.prompts import conversation, read_or_wait
+from digirl_dist.agent.sampling import Answer, SamplingParams
 from digirl_dist.chat import Messages
 from digirl_dist.emulator.touch_actions import SAID, TOKENS, DeviceAction
 from digirl_dist.errors import TrajectoryError

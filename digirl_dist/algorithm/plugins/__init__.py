@@ -1,21 +1,30 @@
-"""The algorithms that ``train_algorithm=NAME`` chooses: one file each, with its settings and how it is built."""
+"""The algorithms that ``train_algorithm=NAME`` chooses: one file each, with its settings and how it is built.
+
+Here are those without a name: the user's (``algorithm.entry_point=my_file:MyAlgorithm``), and none.
+"""
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from enum import Enum
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
+from digirl_dist.errors import TrainingError
 from digirl_dist.settings.algorithms import HindsightSettings
 from digirl_dist.settings.plugins import AlgorithmBlock
 from digirl_dist.tasks import Task
-from digirl_dist.user_code.entry_point import load_entry_point
+from digirl_dist.trajectory import Trajectory
+from digirl_dist.user_code.entry_point import construct, load_callable, load_entry_point
 
 if TYPE_CHECKING:
     from digirl_dist.algorithm import AlgorithmFactory
     from digirl_dist.algorithm.hindsight import Hindsight
+    from digirl_dist.algorithm.table import Learned
+
+_KEY = "algorithm.entry_point"
+_METHODS = ("update", "state_dict", "load_state_dict")
 
 
 class LearnsFrom(Enum):
@@ -69,3 +78,39 @@ def hindsight_of(settings: HindsightSettings, context: LearningContext) -> Hinds
 
     achieved = None if settings.achieved is None else load_entry_point(settings.achieved, "hindsight.achieved")
     return Hindsight(tuple(context.tasks), settings.most, achieved)
+
+
+@dataclass
+class OwnAlgorithm(AlgorithmPlugin):
+    """A class that fulfils ``Algorithm``, called with the agent, ``peers``, ``seed`` and ``kwargs``.
+
+    Where it has a class attribute ``group_size``, so many episodes in a row have one task and one seed.
+    """
+
+    entry_point: str
+    kwargs: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def episodes_per_start(self) -> int:
+        """Raises SettingsError for an entry point that cannot be found."""
+        return int(getattr(load_entry_point(self.entry_point, _KEY), "group_size", 1))
+
+    def build(self, context: LearningContext) -> AlgorithmFactory:
+        """The class travels inside, so ranks need not find the file."""
+        named = {"seed": context.seed, **self.kwargs}
+        kind = load_callable(self.entry_point, _KEY, [None], {"peers": None, **named})
+        return lambda agent, peers: construct(kind, _METHODS, agent, peers=peers, **named)
+
+
+class NoTraining:
+    """Fulfils ``Algorithm`` where nothing is learned; it needs no parameters."""
+
+    def update(self, fresh: Sequence[Trajectory], replay: Sequence[Trajectory]) -> Learned:
+        """Raises TrainingError."""
+        raise TrainingError("this agent cannot learn; measure it with task_mode=evaluate")
+
+    def state_dict(self) -> dict[str, Any]:
+        return {}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Nothing was learned."""

@@ -5,12 +5,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from digirl_dist.algorithm.options import PUBLISHED, DigirlOptions
+from digirl_dist.algorithm.options import DigirlOptions
 from digirl_dist.algorithm.plugins import AlgorithmPlugin, LearningContext, hindsight_of
 from digirl_dist.user_code.entry_point import load_entry_point
 
 if TYPE_CHECKING:
     from digirl_dist.algorithm import AlgorithmFactory
+    from digirl_dist.algorithm.digirl import Rule
 
 
 @dataclass
@@ -20,6 +21,16 @@ class DigirlSettings(DigirlOptions, AlgorithmPlugin):
     def build(self, context: LearningContext) -> AlgorithmFactory:
         from digirl_dist.algorithm.digirl import DigiRL
 
-        own = None if self.advantage in PUBLISHED else load_entry_point(self.advantage, "algorithm.digirl.advantage")
-        hindsight = hindsight_of(self.hindsight, context)
-        return lambda agent, peers: DigiRL(agent, self, context.seed, peers, context.max_steps, own, hindsight)
+        rule, hindsight = self.rule(context.max_steps), hindsight_of(self.hindsight, context)
+        return lambda agent, peers: DigiRL(agent, self, context.seed, peers, rule, hindsight)
+
+    def rule(self, horizon: int | None) -> Rule:
+        """Returns which steps are good, of episodes of at most ``horizon`` steps (None: not known)."""
+        from digirl_dist.algorithm.digirl import own_rule, paper_rule, released_rule
+
+        match self.advantage:
+            case "paper":
+                return paper_rule(self.lam, horizon)
+            case "code":
+                return released_rule(self.discount)
+        return own_rule(load_entry_point(self.advantage, "algorithm.digirl.advantage"))

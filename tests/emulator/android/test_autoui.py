@@ -11,9 +11,10 @@ from agent.autoui_folders import FEATURES, make_autoui, make_blip
 from emulator.android.phone_shell import as_android
 from emulator.android.sites import RunningPhone, quick
 from emulator.android.test_trained_agent import TASKS, tap_on
+from single_steps import row_of
 
 from digirl_dist.agent import Agent
-from digirl_dist.algorithm.imitation import Example, Imitation
+from digirl_dist.algorithm.imitation import Imitation
 from digirl_dist.assembly.parts import build_agent, build_device
 from digirl_dist.emulator.aitw import to_autoui
 from digirl_dist.emulator.plugins import Device
@@ -56,7 +57,7 @@ def test_what_it_learned_to_say_is_done_on_the_device(folders: Path, phone: Runn
     try:
         shown = emulator.reset(as_android(CLOCK), seed=0)
         actor = ActorSettings(epochs=80, batch_size=1, learning_rate=3e-2)
-        Imitation(agent, actor, seed=0).fit([Example(shown, tap)])
+        Imitation(agent, actor, seed=0).fit([row_of(shown, tap)])
         action = act(agent, shown, seed=0)
         assert action == {**tap_rounded(tap), "tokens": action["tokens"]}
         answer = emulator.step(action)

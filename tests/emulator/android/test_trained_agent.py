@@ -9,9 +9,10 @@ import pytest
 import torch
 from emulator.android.phone_shell import as_android
 from emulator.android.sites import RunningPhone, quick
+from single_steps import row_of
 
-from digirl_dist.agent.device import DevicePolicy
-from digirl_dist.algorithm.imitation import Example, Imitation
+from digirl_dist.agent.device.policy import DevicePolicy
+from digirl_dist.algorithm.imitation import Imitation
 from digirl_dist.emulator import Emulator
 from digirl_dist.emulator.android.emulator import AndroidEmulator
 from digirl_dist.emulator.phone import PHONE_SPEC, layout, phone_tasks
@@ -36,7 +37,7 @@ def agent() -> DevicePolicy:
     """Imitates somebody who knows the phone."""
     torch.manual_seed(0)
     policy, phone = SMALL.build(PHONE_SPEC)(), PhoneSettings().build().factory()
-    shown = [Example(phone.reset(task, seed), tap_on(task.params["app"])) for task in TASKS for seed in TRAINING_SEEDS]
+    shown = [row_of(phone.reset(task, seed), tap_on(task.params["app"])) for task in TASKS for seed in TRAINING_SEEDS]
     Imitation(policy, ActorSettings(epochs=40, batch_size=18, learning_rate=3e-3), seed=0).fit(shown)
     return policy
 

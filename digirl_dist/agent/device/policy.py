@@ -10,19 +10,30 @@ import torch
 from torch import nn
 
 from digirl_dist.agent import ActionProbabilities
-from digirl_dist.agent import naming as label_planes
+from digirl_dist.agent.device.encoder import STRIDE, CriticInputs, Encoder, Seen, contrast
+from digirl_dist.agent.device.planes import (
+    EDITABLE,
+    NAME_PLANES,
+    NEXT,
+    SHARED,
+    Shift,
+    Traces,
+    aimed,
+    named_places,
+    shifted,
+    traces,
+)
+from digirl_dist.agent.device.touch import Choice, Kind, TouchGrid, kinds_of
 from digirl_dist.agent.pixels import Pictures, fitted_size
+from digirl_dist.agent.prompts import quoted
 from digirl_dist.agent.sampling import draw
-from digirl_dist.agent.shift import shifted
-from digirl_dist.agent.touch import Choice, Kind, TouchGrid, kinds_of
-from digirl_dist.agent.touch_critic import CriticInputs
-from digirl_dist.agent.touch_encoder import STRIDE, Encoder, Seen, contrast
-from digirl_dist.agent.traces import Shift, Traces, traces
-from digirl_dist.agent.words import quoted
 from digirl_dist.emulator import DeviceActions, EmulatorSpec, Label
 from digirl_dist.emulator.remembered import Memory, recalled
 from digirl_dist.trajectory import Decision, Observation
 from digirl_dist.types import Json
+
+_NAMING = 4.0
+"""How strongly an untrained policy prefers to touch what the instruction names: by this many nats."""
 
 
 class Scores(NamedTuple):
@@ -62,14 +73,11 @@ class DevicePolicy(nn.Module):
         *,
         short_side: int,
         width: int,
-        heads: int,
-        word_buckets: int,
         actions: Sequence[str],
         memory: int,
         saliency: float,
         reluctance: float,
         labels: bool,
-        naming: float,
         shift: int,
     ) -> None:
         """The values are the settings of ``agent=device``."""
@@ -82,17 +90,17 @@ class DevicePolicy(nn.Module):
         self._shift = shift
         self._placed = [index for index, kind in enumerate(kinds) if kind.placed]
         self._reads = labels and spec.labels
-        self._encoder = Encoder(self._grid, len(self._placed), width, heads, word_buckets, self._reads)
+        self._encoder = Encoder(self._grid, len(self._placed), width, self._reads)
         self.feature_size = self._encoder.feature_size + 2 * len(kinds)
         self._kind_head = _kind_head(self.feature_size, width, [kind.prior for kind in kinds])
-        self._critic_inputs = CriticInputs(word_buckets, width, self._grid.cells)
+        self._critic_inputs = CriticInputs(width, self._grid.cells)
         self.critic_size = self._critic_inputs.size + 2 * len(kinds)
         self._saliency = nn.Parameter(torch.full((len(self._placed), 1), saliency))
         self._reluctance = nn.Parameter(torch.full((len(self._placed), 1), reluctance))
         free = torch.tensor([0.0 if kind.placed else reluctance for kind in kinds])
         self._kind_reluctance = nn.Parameter(free)
         if self._reads:
-            self._naming = nn.Parameter(naming * _looked_for([kinds[index] for index in self._placed]))
+            self._naming = nn.Parameter(_NAMING * _looked_for([kinds[index] for index in self._placed]))
 
     def act(self, observations: Sequence[Observation], rngs: Sequence[np.random.Generator]) -> list[Decision]:
         images = self._pictures.decoded([observation.image for observation in observations])
@@ -154,7 +162,7 @@ class DevicePolicy(nn.Module):
         if not self._reads:
             return self._encoder(images.to(self._device), instructions, done.planes), done
         labels, memories = [each.labels for each in read], [each.memories for each in read]
-        named = label_planes.named_places(instructions, labels, memories, self._grid, shifts).to(self._device)
+        named = named_places(instructions, labels, memories, self._grid, shifts).to(self._device)
         seen = self._encoder(images.to(self._device), instructions, torch.cat([done.planes, named], dim=1))
         return seen._replace(cells=seen.cells + self._naming @ named.flatten(2)), done
 
@@ -179,7 +187,7 @@ class DevicePolicy(nn.Module):
             log_prob = log_prob + of_cells[cell]
         action = self._grid.action(Choice(kind, cell), read.texts)
         if self._reads and action["type"] == "tap":
-            point = label_planes.aimed(read.instruction, read.labels, read.memories, self._grid, cell)
+            point = aimed(read.instruction, read.labels, read.memories, self._grid, cell)
             action |= {} if point is None else {"x": point[0], "y": point[1]}
         return Decision(action, float(log_prob))
 
@@ -197,12 +205,12 @@ def _useful(actions: DeviceActions, memory: int) -> list[str]:
 
 def _looked_for(placed: Sequence[Kind]) -> torch.Tensor:
     """Returns where an untrained policy prefers to act, for each kind that has a place: [P, planes of names]."""
-    wanted = torch.zeros(len(placed), label_planes.PLANES)
+    wanted = torch.zeros(len(placed), NAME_PLANES)
     for row, kind in enumerate(placed):
         if kind.action.type == "type_at":
-            wanted[row, label_planes.EDITABLE] = 1.0
+            wanted[row, EDITABLE] = 1.0
         else:
-            wanted[row, [label_planes.NEXT, label_planes.SHARED]] = torch.tensor([1.0, 0.5])
+            wanted[row, [NEXT, SHARED]] = torch.tensor([1.0, 0.5])
     return wanted
 
 

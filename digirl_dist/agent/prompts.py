@@ -1,4 +1,4 @@
-"""Reads the actions that chat models write, in the form they are asked for and in many others.
+"""What chat models are asked at each step, and how the actions that they write are read.
 
 Understood are JSON objects, also in prose or code, with other names and nesting than ours; calls such as
 ``click(0.3, 0.7)``; lines such as ``Action: swipe up``; and AutoUI's form. Of several actions the last one counts.
@@ -8,12 +8,40 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
+from digirl_dist.chat import Messages, text_part
 from digirl_dist.emulator.aitw import AutoUiReader
 from digirl_dist.emulator.touch_actions import DeviceAction
 from digirl_dist.errors import ActionError
 from digirl_dist.types import Json
+
+_SYSTEM = """\
+You operate a device with a touch screen to do a task. Each turn shows its screen. Answer with the one action to take
+next, as one line of JSON and nothing else:
+{"type": "tap", "x": 0.5, "y": 0.25}
+{"type": "swipe", "x": 0.5, "y": 0.75, "to_x": 0.5, "to_y": 0.25}
+{"type": "type", "text": "hello"}
+{"type": "enter"}, {"type": "back"}, {"type": "home"} or {"type": "wait"}
+{"type": "done"} when the task is done, {"type": "impossible"} when it cannot be done
+x and y are shares of the screen's width and height, from 0 to 1, counted from the top left corner."""
+
+
+def conversation(text: str, picture: Json, system: str = "") -> Messages:
+    """The chat that asks for the next action: ``text`` as the observation has it, ``picture`` a part with the screen.
+
+    ``system`` replaces the general rules, if it is not empty.
+    """
+    rules = {"role": "system", "content": [text_part(system or _SYSTEM)]}
+    return [rules, {"role": "user", "content": [picture, text_part(text)]}]
+
+
+def task_text(task: str, latest: Sequence[DeviceAction]) -> str:
+    """The text of an observation: the task, and the latest actions, oldest first, in the form they are asked for."""
+    actions = "".join(f"\n{json.dumps(action.to_json(), ensure_ascii=False)}" for action in latest)
+    before = f"\nYour latest actions:{actions}" if actions else ""
+    return f"Task: {task}{before}\nThe next action:"
+
 
 _LONGEST = 4000
 """Characters at the end of an answer that are looked at."""
@@ -49,7 +77,8 @@ _LINE = re.compile(
     + r")\b(?![\"']\s*:)(.*)$",
     re.IGNORECASE | re.MULTILINE,
 )
-_QUOTED = re.compile(r'"((?:[^"\\]|\\.)*)"|\'([^\']*)\'')
+_WRITTEN = re.compile(r'"((?:[^"\\]|\\.)*)"|\'([^\']*)\'')
+_QUOTED = re.compile(r'"([^"]+)"|“([^“”]+)”')
 _DIRECTION = re.compile(r"\b(up|down|left|right)\b", re.IGNORECASE)
 
 
@@ -67,8 +96,8 @@ def read(answer: str) -> DeviceAction:
     if not lines:
         raise ActionError(f"{text[:200]!r} names no action")
     name, rest = lines[-1]
-    quoted = _QUOTED.search(rest)
-    typed = rest.strip(" ():`.") if quoted is None else (quoted[1] or quoted[2] or "")
+    written = _WRITTEN.search(rest)
+    typed = rest.strip(" ():`.") if written is None else (written[1] or written[2] or "")
     return _action(name.lower(), [float(found) for found in _NUMBER.findall(rest)], typed, rest)
 
 
@@ -162,3 +191,8 @@ def _shares(numbers: list[float]) -> list[float]:
     """Of the screen's width and height; many models count to 1000 instead."""
     whole = 1000.0 if any(number > 1 for number in numbers) else 1.0
     return [number / whole for number in numbers]
+
+
+def quoted(text: str) -> list[str]:
+    """The parts of ``text`` in double quotes, without them; each once, as no two kinds of action may type the same."""
+    return list(dict.fromkeys(one or other for one, other in _QUOTED.findall(text)))

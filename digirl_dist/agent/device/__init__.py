@@ -1,0 +1,1 @@
+"""The device agent: a small policy for touch screens."""
