@@ -64,7 +64,7 @@ setup(
         "paramiko>=3.4",
         "pillow>=10.1",
         "psutil>=5.9",
-        "pyarrow>=15.0",
+        "pyarrow>=16.0",
         "pyyaml>=6.0",
         "rich>=13.7",
         "safetensors>=0.4",

@@ -16,7 +16,7 @@ from benchmarks.measure import measure, sized, waiting_for
 from benchmarks.stage import median, rounded, show, stage
 from digirl_dist.assembly import schedule
 from digirl_dist.assembly.collector import RunContext, build_collector
-from digirl_dist.assembly.parts import build_agent, build_device
+from digirl_dist.assembly.parts import agent_plugin, build_device
 from digirl_dist.settings import (
     DeviceAgentSettings,
     Inference,
@@ -53,7 +53,7 @@ class Fleet:
         events = Events(run.events)
         stack.callback(events.close)
         device = build_device(chosen, chosen.emulator)
-        self._agent = build_agent(chosen, device.spec)
+        self._agent = agent_plugin(chosen).build(device.spec)
         self._plan = schedule.plan(chosen, device.tasks)
         self._checkpoints = Checkpoints(run.checkpoints, keep_every=10**9)
         self._store = Store(run.trajectories)

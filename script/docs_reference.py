@@ -1,40 +1,15 @@
 """The reference pages of the site, generated from the package: settings, commands, the Python interface, extras."""
 
-import ast
-import inspect
 import re
-from dataclasses import MISSING as NO_DEFAULT
-from dataclasses import fields, is_dataclass
-from enum import Enum
 from importlib import metadata
 from pathlib import Path
-from types import NoneType
-from typing import Annotated, Any, Union, get_args, get_origin
 
 import griffe
 
 import digirl_dist
 from digirl_dist.cli.command import command, names
-from digirl_dist.settings import Settings
-from digirl_dist.settings.algorithms import algorithm_settings
-from digirl_dist.settings.key_places import options_of_groups
-from digirl_dist.settings.keys import types_of
-from digirl_dist.settings.missing import MISSING
-from digirl_dist.settings.ranges import bounds_of, described
+from digirl_dist.settings.reference import sections
 
-UNITS = {
-    "_s": "seconds",
-    "_h": "hours",
-    "_ms": "milliseconds",
-    "_mb": "MiB",
-    "_gb": "GiB",
-    "_kb_s": "KiB/s",
-    "_bytes": "bytes",
-    "_px": "pixels",
-}
-RANGE = re.compile(r"^a (whole )?number ")
-CHOSEN_BY = ("emulator", "agent", "collector", "engine", "trainer")
-"""Keys whose content depends on the option in use."""
 PURPOSES = {
     "android": "`emulator=android`",
     "atari": "Atari games by `emulator=gymnasium`",
@@ -53,7 +28,7 @@ PURPOSES = {
     "release": "`script/release`",
     "view": "`digirl-dist view`",
     "vlm": "`agent=vlm`",
-    "wandb": "`wandb_project`",
+    "wandb": "`loggers=[wandb]`",
 }
 
 
@@ -66,110 +41,26 @@ def settings():
     """Every key of the configuration, with its type, unit, default and range."""
     parts = [
         "# Settings\n",
-        "Every key of the configuration, as `key=value` on the command line or in a YAML file below `config/`. A value "
+        "The keys of the configuration, as `key=value` on the command line or in a YAML file below `config/`. A value "
         "that is out of its range, or of another type, is refused in one line before anything starts. So is a key on "
         "the command line that nothing reads with the other settings, such as `evaluation.episodes=8` without "
-        "`evaluation.every`; a file may hold most of these for the commands that read them.\n",
-        *section("Top level", "", Settings),
-        *(part for name, kind in groups(Settings) for part in section(name, f"{name}.", kind)),
+        "`evaluation.every`; a file may hold most of these for the commands that read them. "
+        "`digirl-dist settings --expert` prints further keys, which few runs have a reason to change.\n",
     ]
-    for group, options in options_of_groups().items():
-        for name, kind in options.items():
-            parts += section(f"{group}={name}", f"{group}.", kind, anchor=f"{group}.{name}.")
-    parts += section("algorithm", "algorithm.", algorithm_settings())
-    for name, kind in groups(algorithm_settings()):
-        parts += section(f"algorithm.{name}", f"algorithm.{name}.", kind)
+    for section in sections():
+        if not section.rows and "=" not in section.title:  # a group whose options have nothing in common
+            continue
+        parts += [f"## {section.title}\n", f"{prose(section.about)}\n"]
+        if rows := [row_of(row) for row in section.rows if not row.expert]:
+            parts += ["| key | type, range, unit | default | meaning |\n| --- | --- | --- | --- |", *rows, ""]
     return "\n".join(parts)
 
 
-def groups(kind):
-    """The keys of a settings class that hold further keys, except those that an option fills."""
-    for name, hint in types_of(kind).items():
-        if is_dataclass(hint) and name not in CHOSEN_BY and name != "algorithm":
-            yield name, hint
-
-
-def section(title, prefix, kind, anchor=None):
-    """One table of keys; those of dataclasses inside have their own prefix."""
-    yield f"## {title}\n"
-    yield f"{prose(inspect.getdoc(kind))}\n"
-    rows = list(rows_of(kind, prefix, anchor or prefix, skip=kind is Settings or kind is algorithm_settings()))
-    if rows:
-        yield "| key | type, range, unit | default | meaning |\n| --- | --- | --- | --- |"
-        yield from rows
-    yield ""
-
-
-def rows_of(kind, prefix, anchor, skip=False):
-    hints, said = types_of(kind, include_extras=True), descriptions(kind)
-    for each in fields(kind):
-        if each.name == "name" and prefix != "" and prefix.split(".")[0] in CHOSEN_BY:
-            continue
-        hint = hints[each.name]
-        if is_dataclass(hint):
-            if not skip:
-                yield from rows_of(hint, f"{prefix}{each.name}.", f"{anchor}{each.name}.")
-            continue
-        if skip and each.name in CHOSEN_BY:
-            continue
-        ranges = (RANGE.sub("", described(bounds)) for bounds in bounds_of(hint))
-        unit = next((unit for end, unit in reversed(UNITS.items()) if each.name.endswith(end)), "")
-        cells = [
-            f'<a id="{anchor}{each.name}"></a>`{prefix}{each.name}`',
-            ", ".join(filter(None, [type_in_words(hint), *ranges, unit])),
-            default_of(each),
-            said.get(each.name) or enum_description(hint) or undescribed(f"{prefix}{each.name}"),
-        ]
-        yield f"| {' | '.join(prose(cell).replace('|', '&#124;') for cell in cells)} |"
-
-
-def undescribed(key):
-    raise SystemExit(f"the setting {key} has no description: write one below it in its settings class")
-
-
-def descriptions(kind):
-    """The texts below the fields of a dataclass and of those that it derives from."""
-    found = {}
-    for base in reversed(kind.__mro__):
-        if not is_dataclass(base) or base.__module__ == "types" or base.__qualname__ == "AlgorithmSettings":
-            continue
-        body = ast.parse(inspect.cleandoc("\n" + inspect.getsource(base))).body[0].body
-        for one, following in zip(body, [*body[1:], None], strict=True):
-            if isinstance(one, ast.AnnAssign) and isinstance(following, ast.Expr):
-                found[one.target.id] = inspect.cleandoc(following.value.value)
-    return found
-
-
-def enum_description(hint):
-    kinds = [each for each in (hint, *get_args(hint)) if isinstance(each, type) and issubclass(each, Enum)]
-    return inspect.getdoc(kinds[0]) if kinds else ""
-
-
-def type_in_words(hint):
-    """A type for people: ``whole number or null``, ``true or false``, names of choices."""
-    if get_origin(hint) in (Union, type(int | str)):
-        return " or ".join(type_in_words(each) for each in get_args(hint))
-    if bounds_of(hint) and get_origin(hint) is Annotated and get_args(hint)[0] in (int, float):
-        return "whole number" if get_args(hint)[0] is int else "number"
-    if get_origin(hint) is Annotated:
-        return "path" if get_args(hint)[0] is str else type_in_words(get_args(hint)[0])
-    if isinstance(hint, type) and issubclass(hint, Enum):
-        return ", ".join(f"`{name}`" for name in hint.__members__)
-    if get_origin(hint) is list:
-        return f"list: {type_in_words(get_args(hint)[0])}"
-    if get_origin(hint) is dict:
-        return "mapping"
-    words = {bool: "true or false", int: "whole number", float: "number", str: "text", NoneType: "null", Any: "any"}
-    return words[hint]
-
-
-def default_of(each):
-    value = each.default if each.default is not NO_DEFAULT else each.default_factory()
-    if value == MISSING:
-        return "*must be given*"
-    value = value.name if isinstance(value, Enum) else value
-    shown = {None: "null", True: "true", False: "false"}.get(value) if isinstance(value, bool | None) else None
-    return f"`{shown or (value if value != '' else repr(value))}`"
+def row_of(row):
+    if not row.meaning:
+        raise SystemExit(f"the setting {row.key} has no description: write one below it in its settings class")
+    cells = [f'<a id="{row.anchor}"></a>`{row.key}`', row.kind, row.default, row.meaning]
+    return f"| {' | '.join(prose(cell).replace('|', '&#124;') for cell in cells)} |"
 
 
 def prose(text):

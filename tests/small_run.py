@@ -12,7 +12,7 @@ from typing import Any
 from PIL import Image, ImageDraw
 
 from digirl_dist.api.training import compose
-from digirl_dist.assembly.parts import build_agent, build_algorithm, build_device
+from digirl_dist.assembly.parts import agent_plugin, build_algorithm, build_device
 from digirl_dist.assembly.policy import describe_policy
 from digirl_dist.collection import CollectionResult
 from digirl_dist.settings import configuration
@@ -70,7 +70,7 @@ def make_run(folder: Path, iterations: int = 3, episodes: int = 6, seed: int = 0
     folder.mkdir(parents=True)
     (folder / "config.yaml").write_text(configuration.to_yaml(composed))
     checkpoints = Checkpoints(folder / "checkpoints", policy=describe_policy(composed, device.spec))
-    agent, algorithm = build_agent(composed, device.spec), build_algorithm(composed, device)
+    agent, algorithm = agent_plugin(composed).build(device.spec), build_algorithm(composed, device)
     trainer = InProcessTrainer(agent, algorithm, checkpoints, 64, seed)
     checkpoint, store = trainer.resume(), Store(folder / "trajectories")
     for iteration in range(iterations):

@@ -17,9 +17,10 @@ import scripts
 from digirl_dist.assembly.parts import build_device
 from digirl_dist.assembly.validate import refuse_before_start
 from digirl_dist.cli.command import command, names
-from digirl_dist.settings import configuration, key_places
+from digirl_dist.settings import Settings, configuration, key_places
 from digirl_dist.settings.keys import keys_of
 from digirl_dist.settings.places import HERE
+from digirl_dist.settings.reference import sections
 
 pytestmark = pytest.mark.long_file(15)
 
@@ -44,28 +45,26 @@ def test_the_site_is_built_without_broken_links_and_has_every_setting(tmp_path: 
     built = subprocess.run([ROOT / "script" / "docs", "--out", tmp_path / "site"], capture_output=True, text=True)
     assert built.returncode == 0, built.stdout + built.stderr
     page = (tmp_path / "site" / "site" / "reference" / "settings.html").read_text()
-    for option, settings in every_configuration():
-        for key in keys_of(settings):
-            anchor = key.name
-            for group, name in option.items():
-                anchor = re.sub(rf"^{group}\.", f"{group}.{name}.", anchor)
-            assert f'id="{anchor}"' in page or anchor.endswith(".name"), f"no {key.name} of {option} in the reference"
+    rows = [row for section in sections() for row in section.rows]
+    assert [row.key for row in rows if not row.expert and f'id="{row.anchor}"' not in page] == []
+    assert {key.name for settings in every_configuration() for key in keys_of(settings)} == {
+        row.key for row in rows
+    } | {f"{group}.name" for group in key_places.options_of_groups()}
 
 
 def test_the_page_of_settings_is_up_to_date(script: ModuleType) -> None:
     assert script.SETTINGS.read_text() == script.docs_reference.settings(), "run script/docs --settings"
 
 
-def every_configuration() -> list[tuple[dict[str, str], Any]]:
-    """Configurations which together have every option of every group, with the options of each."""
+def every_configuration() -> list[Settings]:
+    """Configurations which together have every option of every group."""
     found = []
     groups = key_places.options_of_groups()
     for number in range(max(map(len, groups.values()))):
-        option = {group: sorted(options)[number % len(options)] for group, options in groups.items()}
         settings = configuration.load(HERE, "host", [])
-        for group, name in option.items():
-            setattr(settings, group, groups[group][name]())
-        found.append((option, settings))
+        for group, options in groups.items():
+            setattr(settings, group, list(options.values())[number % len(options)]())
+        found.append(settings)
     return found
 
 

@@ -18,7 +18,7 @@ from digirl_dist.capacity import Machine, core_limits, memory_limits, own_groups
 from digirl_dist.child_process import environment
 from digirl_dist.collect.leases import Leases
 from digirl_dist.collect.worker_table import WorkerTable
-from digirl_dist.doctor import host, judgement, probe
+from digirl_dist.doctor import examine, judgement, probe
 from digirl_dist.errors import HostFullError, LinkLostError, RunFolderError, failure_here
 from digirl_dist.fleet.fleet import Fleet
 from digirl_dist.fleet.worker_events import Added, Lost
@@ -163,12 +163,12 @@ def test_a_disk_without_inodes_is_not_told_as_one_without_space(tmp_path: Path) 
         (pytest.fail if os.environ.get("CI") == "true" else pytest.skip)("only root can make a small disk")
     disk = Disk(tmp_path / "disk", "64m,nr_inodes=40")
     try:
-        facts = probe._folder(disk.folder / "env")
-        check = next(judgement._folders("w1", {"folders": {"run_path": facts}, "torch": None, "user": "root"}))
+        facts = probe.folder_facts(disk.folder / "env")
+        check = next(judgement.judge_folders("w1", {"folders": {"run_path": facts}, "torch": None, "user": "root"}))
         assert (
             not check.ok and check.blocks and "files (inodes) free" in check.detail and "delete files" in check.remedy
         )
-        checked = host._disk(disk.folder / "run")
+        checked = examine.host_disk(disk.folder / "run")
         assert not checked.ok and "files (inodes)" in checked.detail
         with pytest.raises(OSError, match="No space left") as caught:
             for number in range(100):
@@ -200,8 +200,8 @@ def test_a_file_system_without_locks_is_named(number: int, tmp_path: Path, monke
     with (tmp_path / "lock").open("w") as file, pytest.raises(OSError, match="its file system has no locks") as caught:
         file_system.lock(file)
     assert caught.value.filename == str(tmp_path / "lock")
-    facts = probe._folder(tmp_path)
-    check = next(judgement._folders("w1", {"folders": {"temp_path": facts}, "torch": None, "user": "me"}))
+    facts = probe.folder_facts(tmp_path)
+    check = next(judgement.judge_folders("w1", {"folders": {"temp_path": facts}, "torch": None, "user": "me"}))
     assert (
         not check.ok and "no locks" in check.detail and "worker_temp_path to a folder on a local disk" in check.remedy
     )
@@ -218,9 +218,10 @@ def test_a_folder_that_cannot_be_looked_at_is_a_failed_check(place: str, tmp_pat
     (tmp_path / "file").touch()
     (tmp_path / "loop").symlink_to("loop")
     script = (
-        "import os, sys\nfrom digirl_dist.doctor import host, probe\nfrom pathlib import Path\n"
+        "import os, sys\nfrom digirl_dist.doctor import examine, probe\nfrom pathlib import Path\n"
         f"sys.stdin.close()\nif os.geteuid() == 0: os.setgroups([]); os.setuid(65533)\n"
-        f"place = Path({str(tmp_path / place)!r})\nprint(probe._folder(place)['writable'], host._disk(place).ok)\n"
+        f"place = Path({str(tmp_path / place)!r})\n"
+        "print(probe.folder_facts(place)['writable'], examine.host_disk(place).ok)\n"
     )
     for folder in (tmp_path, *tmp_path.parents):
         if os.geteuid() == 0 and str(folder).startswith("/tmp/") and folder.stat().st_uid == 0:

@@ -101,7 +101,7 @@ OPEN_BY_THEMSELVES = {
     "viewer.server": "pages of this package",
     "storage.checkpoint": "weights, once regular_file has looked at them; new ones in a new folder",
     "storage.import_digirl": "pictures that the user names",
-    "storage.machine": "/proc",
+    "storage.provenance": "/proc",
     "storage.safe_torch_load": "what regular_file has looked at, and /proc",
     "train.launch": "bytes that are in memory",
 }

@@ -10,7 +10,7 @@ from digirl_dist.errors import AgentError, StateError, TrainingError
 from digirl_dist.trajectory import Decision, NoDecision, Observation
 from digirl_dist.types import Json
 from digirl_dist.user_code.blame import blaming
-from digirl_dist.user_code.state import saved_state
+from digirl_dist.user_code.entry_point import saved_state
 
 if TYPE_CHECKING:
     import numpy as np

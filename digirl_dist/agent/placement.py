@@ -9,8 +9,8 @@ from digirl_dist.errors import CheckpointError, DeviceError, StateError
 from digirl_dist.parallel.compute_device import compute_exactly
 from digirl_dist.plain_text import in_short
 from digirl_dist.storage.checkpoint import Checkpoint
-from digirl_dist.storage.digirl_checkpoint import DigirlCheckpoint
-from digirl_dist.user_code.state import load_state
+from digirl_dist.storage.start import DigirlCheckpoint
+from digirl_dist.user_code.entry_point import load_state
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,7 @@ from digirl_dist.algorithm.table import Learned, Row
 from digirl_dist.errors import CheckpointError, TrainingError
 from digirl_dist.storage import update_table
 from digirl_dist.storage.safe_torch_load import is_loaded, require_plain
-from digirl_dist.user_code.state import saved_state
+from digirl_dist.user_code.entry_point import saved_state
 
 if TYPE_CHECKING:
     from digirl_dist.algorithm import Algorithm, ExpectingAlgorithm

@@ -7,6 +7,7 @@ from typing import ClassVar
 
 from digirl_dist.errors import SettingsError
 from digirl_dist.settings.algorithms import ActorSettings, HindsightSettings, OptimizerSettings, ValueSettings
+from digirl_dist.settings.expert import expert
 from digirl_dist.settings.ranges import Amount, Count, CountOrNone, Few, Positive, Rate, Real, Share, SomeShare
 
 PUBLISHED = ("paper", "code")
@@ -19,7 +20,7 @@ class GrpoActorSettings(ActorSettings):
 
     learning_rate: Rate = 1e-3
     epochs: Few = 4
-    max_examples: Count = 4000
+    max_examples: Count = expert(4000)
 
 
 @dataclass
@@ -36,9 +37,9 @@ class GrpoOptions:
     replay_weight: Amount = 1.0
     """Mean weight of self-imitation: steps of replay episodes, of any iteration, that ended better than their task's
     recent average. 0: only fresh episodes teach."""
-    erase_loops: bool = True
+    erase_loops: bool = expert(True)
     """Do not imitate a step if its screen comes back later, before anything was earned."""
-    unsolved: Amount = 0.3
+    unsolved: Amount = expert(0.3)
     """Weight of a step of the replay's oldest policy, relative to an imitated step, in tasks that no episode has
     solved. There the policy keeps trying what solved tasks do not need. 0: off."""
     hindsight: HindsightSettings = field(default_factory=HindsightSettings)
@@ -50,7 +51,7 @@ class PpoOptions(OptimizerSettings):
     """Proximal policy optimisation. ``batch_size`` counts on each rank with its own emulators."""
 
     epochs: Few = 4
-    max_examples: Count = 1_000_000
+    max_examples: Count = expert(1_000_000)
     clip_norm: Positive = 0.5
     ADAM_EPS: ClassVar[float] = 1e-5
     anneal_iterations: Count | None = None
@@ -79,9 +80,9 @@ class DigirlOptions:
     """``paper``: how fast the step advantage shifts from the outcome to the values, going back from the end."""
     discount: Share = 0.5
     """``code``: discount of the returns that are added to the step advantage."""
-    erase_loops: bool = True
+    erase_loops: bool = expert(True)
     """A step is never good if its screen comes back later, before anything was earned (false: as published)."""
-    unsolved: Amount = 0.3
+    unsolved: Amount = expert(0.3)
     """Weight of a step of the replay's oldest policy, relative to an imitated step, in tasks that no episode has
     solved. There the policy keeps trying what solved tasks do not need. 0: off (as published)."""
     hindsight: HindsightSettings = field(default_factory=HindsightSettings)
@@ -89,7 +90,7 @@ class DigirlOptions:
     """Share of the episodes that are held out of training, to measure losses and accuracies."""
     warmup_iterations: CountOrNone = 0
     """Number of first iterations in which only the value functions learn."""
-    value_episodes: Count = 1024
+    value_episodes: Count = expert(1024)
     """Number of newest episodes to which the value functions are fitted, and from which episodes are chosen; offline,
     all."""
     instruction_value: ValueSettings = field(default_factory=ValueSettings)
@@ -116,13 +117,13 @@ class FilteredBcOptions:
     """Episodes are imitated only if their return is above this."""
     discount: Share = 0.7
     """Discount of the return to go by which steps are weighted, so that detours long before a success count little."""
-    erase_loops: bool = True
+    erase_loops: bool = expert(True)
     """Do not imitate a step if its screen comes back later, before anything was earned. Set this to false if a needed
     action leaves no trace on the screen."""
     avoid: Amount = 1.0
     """Weight of an action that ended an episode without success, relative to an imitated one. Such actions are made
     less likely. 0: failures teach nothing."""
-    unsolved: Amount = 0.3
+    unsolved: Amount = expert(0.3)
     """Weight of a step of the replay's oldest policy, relative to an imitated step, in tasks that no episode has
     solved. There the policy keeps trying what solved tasks do not need. 0: off."""
     hindsight: HindsightSettings = field(default_factory=HindsightSettings)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import atexit
-import json
 import os
 import shutil
 import tempfile
@@ -40,8 +39,8 @@ _MEASURES = {"task_mode": "evaluate"}
 """Nothing is learned, so every episode is awaited."""
 _OF_LEARNING = (
     *("task_mode", "train_algorithm", "train_mode", "train_iterations", "eval_iterations", "algorithm", "offline"),
-    *("evaluation", "start_from", "save_freq", "keep_checkpoints", "loggers", "logger_project", "wandb_project"),
-    *("media", "close", "quorum", "deadline_s", "collect_ahead", "max_staleness", "distributed"),
+    *("evaluation", "start_from", "save_freq", "keep_checkpoints", "loggers", "logger_project"),
+    *("media", "close", "collect_ahead", "max_staleness", "distributed"),
 )
 _DECIDED = {
     **dict.fromkeys(_OF_LEARNING, "a fleet measures: it learns nothing"),
@@ -221,6 +220,8 @@ class Fleet(Closeable):
         return self._sent[1]
 
     def _chosen(self, tasks: Sequence[str | Task] | None) -> Sequence[Task]:
+        from digirl_dist.assembly.parts import refuse_unstorable
+
         known = {task.id: task for task in self._device.tasks}
         wanted = list(known) if tasks is None else tasks
         if isinstance(wanted, str) or not isinstance(wanted, Collection) or not len(wanted):
@@ -230,8 +231,7 @@ class Fleet(Closeable):
         if wrong := [task for task in wanted if not isinstance(task, str | Task)]:
             raise SettingsError(f"{wrong[0]!r:.100} is neither a Task nor the id of one")
         chosen = [known[task] if isinstance(task, str) else task for task in wanted]
-        for task in chosen:
-            _refuse_unstorable(task)
+        refuse_unstorable(chosen)
         return chosen
 
     @staticmethod
@@ -272,16 +272,6 @@ def _landed(fleet: OpenFleet, tickets: Sequence[Ticket]) -> Episodes:
         return _episodes([])
     landed = fleet.context.store.landed(tickets[0].round)
     return _episodes([landed[ticket.key] for ticket in tickets if ticket.key in landed])
-
-
-def _refuse_unstorable(task: Task) -> None:
-    """Raises SettingsError for a task that no episode file could name."""
-    try:
-        f"{task.id:s}{task.instruction:s}".encode()
-        json.dumps(task.params)
-    except (TypeError, ValueError, RecursionError) as error:
-        told = "id and instruction are text, params a JSON object"
-        raise SettingsError(f"{task!r:.200} cannot be stored ({error}): {told}") from error
 
 
 def _shapes(tensors: Mapping[str, TensorInfo]) -> dict[str, tuple[int, ...]]:

@@ -14,8 +14,7 @@ from digirl_dist.errors import AgentError, CheckpointError, StateError
 from digirl_dist.storage.checkpoint import Checkpoint, read_checkpoint
 from digirl_dist.trajectory import Decision, NoDecision, Observation
 from digirl_dist.types import Json
-from digirl_dist.user_code.entry_point import construct, refuse_uncallable
-from digirl_dist.user_code.state import load_state
+from digirl_dist.user_code.entry_point import construct, load_state, refuse_uncallable
 
 if TYPE_CHECKING:
     import torch

@@ -19,7 +19,7 @@ from digirl_dist.storage import json_lines
 from digirl_dist.storage.checkpoint import Checkpoints
 from digirl_dist.storage.episode_index import EpisodeIndex
 from digirl_dist.storage.run_folder import existing_run
-from digirl_dist.storage.run_state import RunState, run_state
+from digirl_dist.storage.status import RunState, run_state
 from digirl_dist.trajectory import Trajectory
 from digirl_dist.types import Json
 

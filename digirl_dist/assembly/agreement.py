@@ -12,15 +12,14 @@ import digirl_dist
 from digirl_dist.emulator.plugins import Device
 from digirl_dist.errors import SettingsError
 from digirl_dist.parallel.rank import named
-from digirl_dist.settings import Settings, configuration
+from digirl_dist.settings import Settings, conversion
 from digirl_dist.settings.keys import flat
-from digirl_dist.storage.machine import version_of
-from digirl_dist.storage.provenance import tasks_in_a_word
+from digirl_dist.storage.provenance import tasks_in_a_word, version_of
 
 if TYPE_CHECKING:
     from digirl_dist.parallel.group import Group
 
-_OWN = ("save_path", "loggers", "logger_project", "wandb_project")
+_OWN = ("save_path", "loggers", "logger_project")
 """Settings of which rank 0 alone makes use."""
 _PACKAGES = ("torch", "numpy", "gymnasium")
 _MOST = 8
@@ -43,7 +42,7 @@ def agree(group: Group, settings: Settings, device: Device) -> None:
 
 def facts_of(settings: Settings, device: Device) -> dict[str, str]:
     """Returns settings (secrets redacted), the emulator's spaces, its tasks, and versions."""
-    plain = flat(configuration.as_mapping(settings))
+    plain = flat(conversion.as_mapping(settings))
     found = {key: str(value) for key, value in plain if key not in _OWN}
     spec = device.spec
     found |= {"the actions": str(spec.actions), "the observations": f"{spec.vector_size} numbers, {spec.image_size}"}

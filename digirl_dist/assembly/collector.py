@@ -16,7 +16,6 @@ from digirl_dist.assembly.parts import (
     build_judge,
     collector_plugin,
     emulator_of,
-    packed_for_workers,
     placed,
 )
 from digirl_dist.capacity import Machine, pool_size
@@ -30,7 +29,7 @@ from digirl_dist.fleet.roster import worker_configs
 from digirl_dist.fleet.shares import Shares
 from digirl_dist.rollout.slot import slot_limits
 from digirl_dist.settings import Inference, OpenAIEngineSettings, Parallel, Settings, configuration
-from digirl_dist.settings.modes import needs_emulators
+from digirl_dist.settings.run import needs_emulators
 from digirl_dist.storage.checkpoint import Checkpoint
 from digirl_dist.storage.events import Events
 from digirl_dist.storage.run_folder import RunFolder
@@ -93,7 +92,10 @@ def _emulators(context: RunContext, stack: ExitStack) -> Collector:
     """What runs episodes."""
     if context.settings.parallel is Parallel.host:
         return collector_plugin(context.settings).build(context, stack)
-    return _inline_collector(context)
+    settings, agent = context.settings, placed(context.settings, context.agent)
+    return inline_collector(
+        settings, context.device, agent, context.store, context.events, context.status, context.closing
+    )
 
 
 def _judged(collector: Collector, context: RunContext) -> Collector:
@@ -101,13 +103,6 @@ def _judged(collector: Collector, context: RunContext) -> Collector:
     if judge is None:
         return collector
     return JudgedCollector(collector, judge, context.store, context.events, context.status)
-
-
-def _inline_collector(context: RunContext) -> Collector:
-    settings, agent = context.settings, placed(context.settings, context.agent)
-    return inline_collector(
-        settings, context.device, agent, context.store, context.events, context.status, context.closing
-    )
 
 
 def inline_collector(
@@ -171,6 +166,7 @@ def ray_fleet(context: RunContext, cluster: RayCollectorSettings, stack: ExitSta
 def ssh_fleet(context: RunContext, stack: ExitStack) -> Fleet[Any]:
     """Workers on machines over SSH, or on localhost in a dry run."""
     from digirl_dist.fleet.fleet import Fleet
+    from digirl_dist.fleet.install import this_package
     from digirl_dist.fleet.relay import Relays
     from digirl_dist.fleet.roster import localhost_worker_configs
     from digirl_dist.fleet.ssh_connection import SshConnector
@@ -180,7 +176,7 @@ def ssh_fleet(context: RunContext, stack: ExitStack) -> Fleet[Any]:
         found = localhost_worker_configs(settings, context.folder.dry_run, stack)
     else:
         found = worker_configs(settings)
-    package = None if settings.dry_run else packed_for_workers(settings, context.device)
+    package = None if settings.dry_run else this_package(settings.install, context.device.extras)
 
     def prepare(worker_config: WorkerConfig) -> tuple[WorkerSpec, Job]:
         return _worker_spec(worker_config, context, package), _job(_own_device(worker_config, context), context)

@@ -24,7 +24,7 @@ from digirl_dist.settings import (
     Settings,
     Success,
     TorchrunSettings,
-    configuration,
+    conversion,
 )
 from digirl_dist.settings.plugins import AGENT, settings_classes
 from digirl_dist.storage.start import start_of
@@ -35,7 +35,6 @@ if TYPE_CHECKING:
     from digirl_dist.agent import AgentFactory
     from digirl_dist.algorithm import AlgorithmFactory
     from digirl_dist.emulator import EmulatorSpec
-    from digirl_dist.fleet.install import Package
     from digirl_dist.fleet.roster import WorkerConfig
     from digirl_dist.inference.policy_server import PolicyServer
     from digirl_dist.judge import Judge
@@ -47,8 +46,7 @@ def build_device(settings: Settings, emulator: EmulatorSettings) -> Device:
     """Returns the emulator as the chosen agent uses it. Raises SettingsError where it, or a task, does not exist."""
     from digirl_dist.storage.task_file import from_file, is_file
 
-    if not isinstance(emulator, EmulatorPlugin):
-        raise _not_buildable(emulator)
+    assert isinstance(emulator, EmulatorPlugin)
     task_set, split = settings.task_set, settings.task_split.value
     elsewhere = settings.success is not Success.environment
     device = emulator.build()
@@ -57,7 +55,7 @@ def build_device(settings: Settings, emulator: EmulatorSettings) -> Device:
         tasks = from_file(task_set, split, emulator.known_tasks(split), lambda task: emulator.can_run(task, elsewhere))
     else:
         tasks = list(emulator.tasks(task_set, split))
-    _refuse_params(tasks)
+    refuse_unstorable(tasks)
     agent, acts_there = agent_plugin(settings), settings.inference is Inference.worker
     max_steps = settings.max_steps or device.max_steps
     opaque = isinstance(agent, CustomAgentSettings) and isinstance(emulator, CustomEmulatorSettings)
@@ -72,13 +70,15 @@ def build_device(settings: Settings, emulator: EmulatorSettings) -> Device:
     )
 
 
-def _refuse_params(tasks: Sequence[Task]) -> None:
-    """Raises SettingsError for what would not come to a worker, or into a file, as it is."""
+def refuse_unstorable(tasks: Sequence[Task]) -> None:
+    """Raises SettingsError for a task that would not come to a worker, or into a file, as it is."""
     for task in tasks:
         try:
+            f"{task.id:s}{task.instruction:s}".encode()
             json.dumps(task.params, allow_nan=False)
         except (TypeError, ValueError, RecursionError) as error:
-            raise SettingsError(f"the params of task {task.id!r:.200} are no JSON: {error}") from error
+            told = "id and instruction are text, params a JSON object"
+            raise SettingsError(f"{task!r:.200} cannot be stored ({error}): {told}") from error
 
 
 def _refuse_misfit(settings: Settings, emulator: EmulatorSettings, spec: EmulatorSpec) -> None:
@@ -105,7 +105,7 @@ def emulator_of(worker_config: WorkerConfig, settings: Settings) -> EmulatorSett
     """Returns a worker's own emulator settings, if it has any, else those of the run. Raises SettingsError."""
     if not worker_config.emulator:
         return settings.emulator
-    own = configuration.merged(settings.emulator, worker_config.emulator, f"worker {worker_config.name}")
+    own = conversion.merged(settings.emulator, worker_config.emulator, f"worker {worker_config.name}")
     assert isinstance(own, EmulatorSettings)
     return own
 
@@ -119,15 +119,13 @@ def tells_success(settings: Settings) -> bool:
 
 def agent_plugin(settings: Settings) -> AgentPlugin:
     """Returns the chosen agent's settings, which build it."""
-    if not isinstance(settings.agent, AgentPlugin):
-        raise _not_buildable(settings.agent)
+    assert isinstance(settings.agent, AgentPlugin)
     return settings.agent
 
 
 def collector_plugin(settings: Settings) -> CollectorPlugin:
     """Returns the chosen collector's settings, which build it."""
-    if not isinstance(settings.collector, CollectorPlugin):
-        raise _not_buildable(settings.collector)
+    assert isinstance(settings.collector, CollectorPlugin)
     return settings.collector
 
 
@@ -137,14 +135,8 @@ def algorithm_plugin(settings: Settings) -> AlgorithmPlugin:
     if algorithm.entry_point is not None:
         return OwnAlgorithm(algorithm.entry_point, algorithm.kwargs)
     block = algorithm.block(settings.train_algorithm)
-    if not isinstance(block, AlgorithmPlugin):
-        raise _not_buildable(block)
+    assert isinstance(block, AlgorithmPlugin)
     return block
-
-
-def build_agent(settings: Settings, spec: EmulatorSpec) -> AgentFactory:
-    """Returns what makes the agent. Raises SettingsError, naming the extra, where a package is missing."""
-    return agent_plugin(settings).build(spec)
 
 
 def run_root(settings: Settings) -> Path:
@@ -232,14 +224,3 @@ def build_judge(settings: Settings, verdicts: Path, events: Events) -> Judge | N
             from digirl_dist.judge.verdicts import Verdicts
 
             return ModelJudge(settings.judge, key_of(settings.judge, "judge"), Verdicts(verdicts), events)
-
-
-def _not_buildable(settings: object) -> SettingsError:
-    return SettingsError(f"{type(settings).__name__} says nothing of how it is built; see CONTRIBUTING.md")
-
-
-def packed_for_workers(settings: Settings, device: Device) -> Package:
-    """Returns this package as workers install it."""
-    from digirl_dist.fleet.install import this_package
-
-    return this_package(settings.install, device.extras)

@@ -9,9 +9,9 @@ from typing import Any
 from digirl_dist.agent.plugins import AgentPlugin
 from digirl_dist.emulator import Actions, BoxActions, DeviceActions, DiscreteActions, EmulatorSpec, ProductActions
 from digirl_dist.errors import CheckpointError, SettingsError, UntrustedError
-from digirl_dist.settings import Settings, configuration
+from digirl_dist.settings import Settings, conversion
 from digirl_dist.settings.plugins import AGENT
-from digirl_dist.settings.trust import refuse_references, refuse_untrusted
+from digirl_dist.settings.run_source import refuse_references, refuse_untrusted
 from digirl_dist.storage.checkpoint import Checkpoint
 from digirl_dist.types import Json
 
@@ -26,7 +26,7 @@ def describe_policy(settings: Settings, spec: EmulatorSpec) -> dict[str, Json]:
         "image_size": spec.image_size,
         "labels": spec.labels,
     }
-    return {"agent": configuration.as_mapping(settings.agent), "emulator": shapes}
+    return {"agent": conversion.as_mapping(settings.agent), "emulator": shapes}
 
 
 def agent_settings_of(checkpoint: Checkpoint, trust: bool = False) -> tuple[AgentPlugin, EmulatorSpec]:
@@ -42,11 +42,13 @@ def agent_settings_of(checkpoint: Checkpoint, trust: bool = False) -> tuple[Agen
         spec = EmulatorSpec(_read(shapes["actions"]), shapes["vector_size"], size, shapes["labels"])
         default = AGENT.settings(about["name"])()
         refuse_references(about, path)
-        settings = configuration.merged(default, about, str(path))
+        settings = conversion.merged(default, about, str(path))
     except UntrustedError:
         raise
     except (KeyError, TypeError, ValueError, ModuleNotFoundError, SettingsError) as error:
-        raise CheckpointError(f"{path} does not say which agent it is of ({error!r})") from error
+        raise CheckpointError(
+            f"{path} does not say which agent it is of ({error!r}): restore it, or take another checkpoint"
+        ) from error
     assert isinstance(settings, AgentPlugin)
     refuse_untrusted(settings, path, trust, "agent.")
     return settings, spec

@@ -13,7 +13,7 @@ from digirl_dist.agent import AgentFactory
 from digirl_dist.assembly import schedule, validate
 from digirl_dist.assembly.collector import RunContext, build_collector
 from digirl_dist.assembly.parts import (
-    build_agent,
+    agent_plugin,
     build_device,
     record_start,
     refuse_devices,
@@ -33,9 +33,9 @@ from digirl_dist.report.metrics import Metrics
 from digirl_dist.report.output import shown
 from digirl_dist.report.progress import Progress
 from digirl_dist.report.report import Report
-from digirl_dist.settings import Settings, Success, configuration
+from digirl_dist.settings import Settings, Success, configuration, conversion
 from digirl_dist.settings.keys import flat
-from digirl_dist.settings.modes import only_measures
+from digirl_dist.settings.run import only_measures
 from digirl_dist.storage import provenance
 from digirl_dist.storage.disk_full import WaitForSpace
 from digirl_dist.storage.events import Events
@@ -91,7 +91,7 @@ def _run(
     validate.refuse_contradictions(settings, rank=rank)
     closing, ahead = schedule.closing(settings), schedule.iterations_ahead(settings)
     device = build_device(settings, settings.emulator)
-    agent = build_agent(settings, device.spec)
+    agent = agent_plugin(settings).build(device.spec)
     refuse_devices(settings, rank)
     root = run_root(settings)
     Metrics(root / "metrics.jsonl")  # a damaged file is refused before anything is written
@@ -108,7 +108,7 @@ def _lead(spec: RunSpec, learning: Learning, progress: Progress) -> None:
     settings, status = spec.settings, progress.status
     plan = schedule.plan(settings, spec.device.tasks)
     with ExitStack() as stack:
-        config = configuration.as_mapping(settings)
+        config = conversion.as_mapping(settings)
         changes = provenance.changes_of(spec.root, config)
         text = configuration.to_yaml(settings)
         folder = stack.enter_context(RunFolder(spec.root, text, keep=only_measures(settings)))
@@ -150,13 +150,12 @@ def _lead(spec: RunSpec, learning: Learning, progress: Progress) -> None:
 
 def experiment_log(settings: Settings, folder: RunFolder, events: Events) -> ExperimentLog:
     """Returns the loggers that the settings choose."""
-    plain = flat(configuration.as_mapping(settings))
+    plain = flat(conversion.as_mapping(settings))
     config = {key: value if isinstance(value, bool | int | float | str) else str(value) for key, value in plain}
-    project = settings.wandb_project or settings.logger_project
     place, is_copy = folder.root, bool(folder.copy_of)
-    run = LoggedRun(folder.run_id, place.name, str(place), project, config, is_copy=is_copy)
+    run = LoggedRun(folder.run_id, place.name, str(place), settings.logger_project, config, is_copy=is_copy)
 
     def failed(name: str, reason: str) -> None:
         events.emit("logger_failed", logger=name, reason=reason)
 
-    return ExperimentLog(validate.loggers_of(settings), run, failed)
+    return ExperimentLog(settings.loggers, run, failed)

@@ -7,8 +7,8 @@ from dataclasses import replace
 
 from digirl_dist.assembly.parts import algorithm_plugin, build_device
 from digirl_dist.collect.iteration import Closing
-from digirl_dist.settings import Close, Settings, TaskMode, TaskSplit, TrainMode
-from digirl_dist.settings.modes import only_measures
+from digirl_dist.settings import Settings, TaskMode, TaskSplit, TrainMode
+from digirl_dist.settings.run import only_measures
 from digirl_dist.tasks import Plan, Purpose, Task
 
 
@@ -32,9 +32,10 @@ def offline_data(settings: Settings) -> tuple[str, ...]:
 
 def closing(settings: Settings) -> Closing:
     """Returns when an iteration ends. A measurement has all of its episodes: the longest would be missing otherwise."""
-    if settings.close is Close.all or only_measures(settings):
+    if settings.close == "all" or only_measures(settings):
         return Closing()
-    return Closing(share=settings.quorum) if settings.close is Close.quorum else Closing(after_s=settings.deadline_s)
+    number = float(settings.close.removesuffix("s"))
+    return Closing(after_s=number) if settings.close.endswith("s") else Closing(share=number)
 
 
 def iterations_ahead(settings: Settings) -> int:

@@ -11,27 +11,24 @@ from tempfile import mkdtemp
 
 from digirl_dist.assembly.collectors.ssh import slurm_says
 from digirl_dist.assembly.parts import (
-    build_agent,
+    agent_plugin,
     build_algorithm,
     build_device,
     emulator_of,
-    packed_for_workers,
     refuse_devices,
 )
 from digirl_dist.assembly.validate import refuse_unstartable
 from digirl_dist.doctor.check import HOST, Check
-from digirl_dist.doctor.examine import Target, examine
-from digirl_dist.doctor.host import examine_emulators, examine_host
-from digirl_dist.doctor.requirements import requirements_of
+from digirl_dist.doctor.examine import Target, examine, examine_emulators, examine_host
+from digirl_dist.doctor.judgement import requirements_of
 from digirl_dist.doctor.trial import Trial, some_action
 from digirl_dist.emulator.plugins import Device, EmulatorPlugin
 from digirl_dist.errors import ClusterError, SettingsError, WorkerError
-from digirl_dist.fleet.install import Package, installed_python
+from digirl_dist.fleet.install import Package, installed_python, this_package
 from digirl_dist.fleet.roster import WorkerConfig, localhost_worker_configs, this_python, worker_configs
 from digirl_dist.rollout.slot import slot_limits
 from digirl_dist.settings import Parallel, Settings
-from digirl_dist.setup.prepare import Preparation, SetupProgress, Tell, prepare
-from digirl_dist.setup.scripts import steps
+from digirl_dist.setup.prepare import Preparation, SetupProgress, Tell, prepare, steps
 from digirl_dist.slurm.address import SlurmAddress
 from digirl_dist.storage.status import Status, WorkerStatus
 from digirl_dist.user_code.packing import pack
@@ -56,7 +53,7 @@ def setup(settings: Settings, dry_run: bool, tell: Tell, status: Status) -> list
 
     if settings.dry_run and not settings.worker_ips:
         raise SettingsError("worker_ips is empty: there is no machine to prepare, and a dry run's workers need nothing")
-    package = packed_for_workers(settings, build_device(settings, settings.emulator))
+    package = this_package(settings.install, build_device(settings, settings.emulator).extras)
     found = [_preparation(worker_config, settings, package, dry_run) for worker_config in _machines(settings)]
     with ThreadPoolExecutor(max(1, min(_AT_ONCE, len(found)))) as pool:
         done = pool.map(prepare_one, found)
@@ -77,7 +74,7 @@ def doctor(settings: Settings, try_emulators: bool, status: Status) -> Iterator[
     with ExitStack() as stack:
         try:
             device = refuse_unstartable(settings)
-            build_agent(settings, device.spec)  # an extra may be missing
+            agent_plugin(settings).build(device.spec)  # an extra may be missing
             build_algorithm(settings, device)
             refuse_devices(settings)
             targets = _targets(settings, device, try_emulators, stack)
@@ -119,7 +116,7 @@ def _targets(settings: Settings, device: Device, try_emulators: bool, stack: Exi
         package = None
     else:
         found = _machines(settings)
-        package = packed_for_workers(settings, device)
+        package = this_package(settings.install, device.extras)
     return [_target(worker_config, settings, package, try_emulators) for worker_config in found]
 
 

@@ -25,7 +25,7 @@ from digirl_dist.parallel.launch import launch
 from digirl_dist.parallel.peers import ALONE, Peers, SharedRows
 from digirl_dist.parallel.rank import Rank
 from digirl_dist.settings import Settings, TorchrunSettings
-from digirl_dist.settings.modes import only_measures
+from digirl_dist.settings.run import only_measures
 from digirl_dist.storage.checkpoint import Checkpoints
 
 if TYPE_CHECKING:

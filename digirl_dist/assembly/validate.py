@@ -6,7 +6,6 @@ contradiction is refused before torch is loaded.
 
 from __future__ import annotations
 
-from dataclasses import replace
 from enum import Enum
 from importlib.util import find_spec
 
@@ -26,7 +25,6 @@ from digirl_dist.errors import SettingsError
 from digirl_dist.parallel.rank import Rank
 from digirl_dist.report import loggers
 from digirl_dist.settings import (
-    Close,
     Inference,
     OpenAIEngineSettings,
     Parallel,
@@ -37,12 +35,11 @@ from digirl_dist.settings import (
     TorchrunSettings,
     TrainMode,
 )
-from digirl_dist.settings.configuration import as_mapping
+from digirl_dist.settings.conversion import as_mapping
 from digirl_dist.settings.extras import extra_needed
-from digirl_dist.settings.modes import needs_emulators, only_measures
 from digirl_dist.settings.nearest import nearest
 from digirl_dist.settings.paths import refuse_bad_paths
-from digirl_dist.settings.ranges import refuse_out_of_range
+from digirl_dist.settings.run import needs_emulators, only_measures
 from digirl_dist.settings.unread import refuse_unread
 from digirl_dist.storage.checkpoint import Checkpoints
 from digirl_dist.storage.provenance import measured, refuse_changes, refuse_other_measurement
@@ -66,7 +63,6 @@ def refuse_contradictions(settings: Settings, rank: Rank | None = None, command:
 
     ``rank`` is None in a process that no launcher started.
     """
-    refuse_out_of_range(settings)
     refuse_bad_paths(settings, emulators_here=settings.parallel is not Parallel.host or settings.dry_run)
     refuse_unread(settings)
     _refuse_unread_labels(settings)
@@ -126,11 +122,8 @@ def _refuse_measurement(settings: Settings, device: Device) -> None:
             f"save_path={settings.save_path} holds no checkpoint to measure: name the folder of a run, or train first"
         )
     newest = Checkpoints(run_root(settings) / "checkpoints").newest()
-    usual = replace(Settings(), agent=type(settings.agent)(), emulator=type(settings.emulator)())
-    now, before = (measured(as_mapping(each), device.tasks) for each in (settings, usual))
-    refuse_other_measurement(
-        run_root(settings) / "evaluation" / f"{newest.iteration if newest else 0:06d}", now, before
-    )
+    folder = run_root(settings) / "evaluation" / f"{newest.iteration if newest else 0:06d}"
+    refuse_other_measurement(folder, measured(as_mapping(settings), device.tasks))
 
 
 def _refuse_memory(settings: Settings, device: Device) -> None:
@@ -146,14 +139,8 @@ def _is_new(settings: Settings) -> bool:
     return not Checkpoints(run_root(settings) / "checkpoints").has_any()
 
 
-def loggers_of(settings: Settings) -> list[str]:
-    """Returns the chosen loggers."""
-    also = ["wandb"] if settings.wandb_project else []
-    return list(dict.fromkeys([*settings.loggers, *also]))
-
-
 def _refuse_loggers(settings: Settings) -> None:
-    for name in loggers_of(settings):
+    for name in settings.loggers:
         if name not in (known := loggers.names()):
             raise SettingsError(f"loggers: there is no {name!r}; {nearest(name, known)}")
         if find_spec(loggers.module(name).PACKAGE) is None:
@@ -261,28 +248,29 @@ def _refuse_start(settings: Settings) -> None:
 
 def _refuse_on_ranks(settings: Settings) -> None:
     """What only a host can do."""
-    if only_measures(settings):
-        raise SettingsError("ranks with emulators train and no more: measure and collect with run.py, or by eval-jobs")
-    if settings.success is not Success.environment:
-        verdicts = f"success={settings.success.value}"
-        raise SettingsError(f"ranks with emulators learn from the emulator's own verdicts; use run.py for {verdicts}")
-    if isinstance(settings.trainer, TorchrunSettings):
-        raise SettingsError("trainer=torchrun is for run.py; leave it out, and start ranks with emulators by torchrun")
-    if settings.train_mode is not TrainMode.online:
-        raise SettingsError(f"ranks with emulators learn online alone; use run.py for {settings.train_mode.value}")
-    if isinstance(settings.engine, OpenAIEngineSettings):
-        raise SettingsError("ranks with emulators act by themselves; leave engine=openai out")
-    if settings.evaluation.every:
-        raise SettingsError("ranks with emulators evaluate by distributed.eval_freq; leave evaluation.every out")
+    success, mode = settings.success, settings.train_mode
+    refusals = {
+        "train and no more: measure and collect with run.py, or by eval-jobs": only_measures(settings),
+        f"learn from the emulator's own verdicts; use run.py for success={success.value}": (
+            success is not Success.environment
+        ),
+        "are started by torchrun themselves; leave trainer=torchrun out": isinstance(
+            settings.trainer, TorchrunSettings
+        ),
+        f"learn online alone; use run.py for {mode.value}": mode is not TrainMode.online,
+        "act by themselves; leave engine=openai out": isinstance(settings.engine, OpenAIEngineSettings),
+        "evaluate by distributed.eval_freq; leave evaluation.every out": settings.evaluation.every > 0,
+        "need a number for bsize, the same for all": not isinstance(settings.bsize, int),
+    }
+    if refused := [said for said, holds in refusals.items() if holds]:
+        raise SettingsError(f"ranks with emulators {refused[0]}")
     if unread := [name for name, is_set in _of_a_host(settings).items() if is_set]:
         raise SettingsError(
             f"ranks with emulators do not read {', '.join(unread)}: each steps its own emulators on random tasks, and "
             "learns from every iteration at once; leave that out, or use run.py"
         )
-    if not isinstance(settings.bsize, int):
-        raise SettingsError("ranks with emulators need a number for bsize, the same for all")
     size = algorithm_plugin(settings).episodes_per_start
-    if size > 1 and settings.bsize * size > settings.trainer.replay_size:
+    if size > 1 and int(settings.bsize) * size > settings.trainer.replay_size:
         raise SettingsError(
             f"bsize={settings.bsize} emulators make groups of {size} episodes at a time, and an update sees the newest "
             f"trainer.replay_size={settings.trainer.replay_size}: no group would ever be complete; raise that"
@@ -295,7 +283,7 @@ def _of_a_host(settings: Settings) -> dict[str, bool]:
         "worker_ips": bool(settings.worker_ips),
         "dry_run": settings.dry_run,
         "inference=host": settings.inference is Inference.host,
-        "close": settings.close is not Close.all,
+        "close": settings.close != "all",
         "collect_ahead": bool(settings.collect_ahead),
         "max_staleness": settings.max_staleness is not None,
         "task_order": settings.task_order is not TaskOrder.random,

@@ -30,7 +30,7 @@ often used:
   train_iterations=20 save_path=runs/mine seed=1
   parallel=single                    the same loop without workers
 
-every key and its meaning: docs/reference/settings.md, or the dataclasses of digirl_dist.settings and of the plugins
+every key and its meaning: `digirl-dist settings`
 """
 
 

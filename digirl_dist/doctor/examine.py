@@ -5,13 +5,15 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
+from pathlib import Path
 
 from digirl_dist.doctor import judgement, link, probe
-from digirl_dist.doctor.check import Check
-from digirl_dist.doctor.requirements import MachineRequirements
+from digirl_dist.doctor.check import HOST, Check
+from digirl_dist.doctor.judgement import MachineRequirements
 from digirl_dist.doctor.trial import Trial, try_there
 from digirl_dist.emulator.starts import REMEDY
 from digirl_dist.errors import InstallError, JobError, WorkerError
+from digirl_dist.exit_status import interruptions_wait
 from digirl_dist.fleet.install import Package, what_is_missing
 from digirl_dist.fleet.remote_python import RemotePython
 from digirl_dist.fleet.roster import WorkerConfig
@@ -121,3 +123,31 @@ def _tried(target: Target, trial: Trial, connection: Connection, installed: bool
     if not follows_seed:
         reason = f"task {trial.task.id}: two resets with seed 0 gave different observations; train_algorithm=grpo"
         yield Check(worker, "seed", False, f"{reason} compares episodes that start alike", REMEDY, blocks=False)
+
+
+def examine_host(settings: Settings) -> Iterator[Check]:
+    yield host_disk(Path(settings.save_path).expanduser().absolute())
+    yield _torch()
+
+
+def examine_emulators(settings: Settings, requirements: MachineRequirements) -> Iterator[Check]:
+    """Yields the checks for a run whose emulators run on this machine."""
+    android = None if requirements.android is None else asdict(requirements.android)
+    slots = settings.bsize if isinstance(settings.bsize, int) else 1  # auto: whatever fits, but one must
+    facts = probe.look(probe.ProbeRequest({}, [], requirements.browser, android, slots))
+    yield from judgement.judge(HOST, facts, requirements, slots, settings.worker_torch_threads)
+
+
+def host_disk(folder: Path) -> Check:
+    facts = {"folders": {"save_path": probe.folder_facts(folder)}, "torch": None, "user": "this user"}
+    return next(judgement.judge_folders(HOST, facts))
+
+
+def _torch() -> Check:
+    try:
+        with interruptions_wait():
+            import torch
+    except ImportError as error:
+        return Check(HOST, "torch", False, f"cannot be imported: {error}", "pip install torch on the host")
+    device = torch.cuda.get_device_name() if torch.cuda.is_available() else "no GPU"
+    return Check(HOST, "torch", True, f"{torch.__version__}, {torch.get_num_threads()} threads, {device}")

@@ -3,11 +3,48 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import dataclass, fields
 from typing import Any
 
+from digirl_dist import capacity
 from digirl_dist.capacity import POLICY_MIB, most_slots
 from digirl_dist.doctor.check import Check
-from digirl_dist.doctor.requirements import AndroidRequirements, MachineRequirements
+from digirl_dist.emulator.plugins import EmulatorPlugin
+from digirl_dist.emulator.plugins.android import AndroidSettings
+from digirl_dist.settings import EmulatorSettings
+
+
+@dataclass(frozen=True)
+class AndroidRequirements:
+    """The fields of the emulator's settings. ``avd`` None: devices by serial, for which adb is enough."""
+
+    avd: str | None = None
+    sdk_path: str | None = None
+    avd_home: str | None = None
+    first_port: int = 5600
+    snapshot: str | None = None
+
+
+@dataclass(frozen=True)
+class MachineRequirements:
+    """Requirements of one emulator."""
+
+    emulator: str
+    memory_mb: int
+    cores: float
+    """Number of cores that it keeps busy."""
+    browser: bool = False
+    android: AndroidRequirements | None = None
+
+
+def requirements_of(settings: EmulatorSettings, takes: capacity.Needs) -> MachineRequirements:
+    """Returns an emulator's requirements; ``takes`` is the estimate behind ``bsize: auto``."""
+    memory_mb, browser = round(takes.memory_mib), isinstance(settings, EmulatorPlugin) and settings.browser
+    android = None
+    if isinstance(settings, AndroidSettings):
+        android = AndroidRequirements(*(getattr(settings, each.name) for each in fields(AndroidRequirements)))
+    return MachineRequirements(settings.name, memory_mb, takes.cores, browser, android)
+
 
 CLOCK_LIMIT_S = 60.0
 """Largest difference of clocks; beyond it, certificates of package indexes begin to look invalid."""
@@ -20,6 +57,7 @@ _SURELY_TOO_FEW = 20
 _ROOM = {
     "run_path": (_ENVIRONMENT_MB, _ENVIRONMENT_FILES, "worker_run_path"),
     "temp_path": (_JOBS_MB, _JOBS_FILES, "worker_temp_path"),
+    "save_path": (2000, 1000, "save_path"),
 }
 _VENV_REMEDY = "`apt-get install python3-venv` there (or uv), or run `digirl-dist setup`"
 
@@ -29,7 +67,7 @@ def judge(
 ) -> Iterator[Check]:
     """Yields all checks except those of the connection. ``threads`` is worker_torch_threads."""
     yield _python(worker, facts)
-    yield from _folders(worker, facts)
+    yield from judge_folders(worker, facts)
     yield _memory(worker, facts, requirements, slots)
     yield _cores(worker, facts, requirements, slots)
     if facts["torch"] is not None:
@@ -53,9 +91,10 @@ def _python(worker: str, facts: dict[str, Any]) -> Check:
     return Check(worker, "python", bool(facts["venv"] or facts["uv"]), detail, _VENV_REMEDY)
 
 
-def _folders(worker: str, facts: dict[str, Any]) -> Iterator[Check]:
+def judge_folders(worker: str, facts: dict[str, Any]) -> Iterator[Check]:
+    """Yields whether a run can use its folders: those of a worker, or that of the host."""
     for name, found in facts["folders"].items():
-        needed_mb, needed_files, setting = _ROOM.get(name, (_JOBS_MB, _JOBS_FILES, name))
+        needed_mb, needed_files, setting = _ROOM[name]
         if name == "run_path" and facts["torch"] is not None:
             needed_mb, needed_files = _JOBS_MB, _JOBS_FILES  # only another version of the package needs space
         free_files, title = found["free_files"], f"disk {name}"

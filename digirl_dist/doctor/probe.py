@@ -59,7 +59,7 @@ def look(request: ProbeRequest) -> dict[str, Any]:
         "uv": shutil.which("uv", path=_path(".local/bin", ".cargo/bin")),
         "cores": machine.cores,
         "memory_mb": int(machine.memory_mib),
-        "folders": {name: _folder(Path(path).expanduser()) for name, path in request.folders.items()},
+        "folders": {name: folder_facts(Path(path).expanduser()) for name, path in request.folders.items()},
         "torch": _said([*torch_python, "-c", _TORCH]) if torch_python else None,
     }
     if request.browser:
@@ -80,7 +80,7 @@ def _path(*below_home: str) -> str:
     return os.pathsep.join([os.environ.get("PATH", os.defpath), *(str(Path.home() / each) for each in below_home)])
 
 
-def _folder(folder: Path) -> dict[str, Any]:
+def folder_facts(folder: Path) -> dict[str, Any]:
     """Returns whether a folder can be written to or made, and what its disk lacks; makes nothing."""
     place = nearest(folder)
     free_bytes, free_files = free(place)

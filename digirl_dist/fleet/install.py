@@ -22,7 +22,7 @@ from digirl_dist.settings import EmulatorSettings, InstallSettings
 from digirl_dist.settings.regular_file import defect
 from digirl_dist.ssh.connection import Connection
 from digirl_dist.storage.digest import digest
-from digirl_dist.storage.machine import dependency_versions, version_of
+from digirl_dist.storage.provenance import dependency_versions, version_of
 from digirl_dist.worker_program import bootstrap
 
 _NAME = "digirl_dist"

@@ -18,7 +18,7 @@ from digirl_dist.inference.requests import (
 )
 from digirl_dist.storage.checkpoint import State
 from digirl_dist.trajectory import Decision, NoDecision
-from digirl_dist.user_code.state import load_state
+from digirl_dist.user_code.entry_point import load_state
 
 
 class LocalPolicies:

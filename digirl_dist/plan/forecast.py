@@ -124,7 +124,7 @@ def variants(plan: FleetPlan) -> dict[str, FleetPlan]:
     """Returns what may be changed, by name: one setting each."""
     return {
         "bsize doubled": replace(plan, slots=2 * plan.slots),
-        "close=quorum quorum=0.9": replace(plan, closing=Closing(0.9)),
+        "close=0.9": replace(plan, closing=Closing(0.9)),
         f"collect_ahead={plan.ahead + 1}": replace(plan, ahead=plan.ahead + 1),
         "rollout_size of 8 per slot": replace(plan, rollout_size=8 * plan.workers * plan.slots),
     }

@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 from digirl_dist.errors import RunFolderError, SettingsError, TrajectoryError
 from digirl_dist.settings.safe_yaml import read_yaml
 from digirl_dist.storage import json_lines, parquet
-from digirl_dist.storage.run_state import RunState, run_state
+from digirl_dist.storage.status import RunState, run_state
 from digirl_dist.trajectory import Trajectory
 from digirl_dist.types import Json
 

@@ -16,7 +16,7 @@ from digirl_dist.report.progress import duration
 from digirl_dist.settings import regular_file
 from digirl_dist.storage import json_lines
 from digirl_dist.storage.run_folder import existing_run
-from digirl_dist.storage.run_state import is_running, run_state
+from digirl_dist.storage.status import is_running, run_state
 from digirl_dist.types import Json
 
 _EVENTS = 8

@@ -15,14 +15,10 @@ from digirl_dist.settings.algorithms import (
     ValueSettings,
     algorithm_settings,
 )
-from digirl_dist.settings.chat import ChatSettings
-from digirl_dist.settings.distributed import DistributedSettings
 from digirl_dist.settings.engines import EngineSettings, OpenAIEngineSettings, TransformersEngineSettings
-from digirl_dist.settings.judging import JudgeSettings, Success
+from digirl_dist.settings.judging import ChatSettings, JudgeSettings, Success
 from digirl_dist.settings.plugins import AgentSettings, AlgorithmBlock, CollectorSettings, EmulatorSettings, exported
-from digirl_dist.settings.ray import RayActorSettings
 from digirl_dist.settings.run import (
-    Close,
     EvaluationSettings,
     Inference,
     OfflineSettings,
@@ -35,12 +31,13 @@ from digirl_dist.settings.run import (
     TrainMode,
     is_bsize,
 )
-from digirl_dist.settings.slurm import SlurmSettings
-from digirl_dist.settings.trainers import InProcessSettings, TorchrunSettings, TrainerSettings
+from digirl_dist.settings.trainers import DistributedSettings, InProcessSettings, TorchrunSettings, TrainerSettings
 from digirl_dist.settings.workers import (
     AndroidInstallSettings,
     InstallSettings,
     LimitSettings,
+    RayActorSettings,
+    SlurmSettings,
     SshSettings,
     SshTransport,
 )

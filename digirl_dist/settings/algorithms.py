@@ -6,6 +6,7 @@ from dataclasses import dataclass, field, make_dataclass
 from functools import cache
 from typing import Any, ClassVar
 
+from digirl_dist.settings.expert import expert
 from digirl_dist.settings.plugins import ALGORITHM, AlgorithmBlock, settings_classes
 from digirl_dist.settings.ranges import Count, Few, FewOrNone, Positive, Rate
 
@@ -18,11 +19,11 @@ class OptimizerSettings:
     """Learning rate of the optimiser, Adam."""
     batch_size: Count = 64
     """Rows per minibatch."""
-    accumulate: Few = 1
+    accumulate: Few = expert(1)
     """Minibatches that make one step together, like one minibatch of all their rows."""
     epochs: Few = 5
     """Passes over the rows in each iteration, within ``max_examples``."""
-    max_examples: Count = 2000
+    max_examples: Count = expert(2000)
     """Most rows of an iteration, over all passes, so that it takes bounded time. Fresh steps of grpo and ppo are
     learned from in any case; the limit leaves out steps that are imitated."""
     clip_norm: Positive = 1.0
@@ -58,7 +59,7 @@ class ValueSettings(OptimizerSettings):
 
     batch_size: Count = 128
     epochs: Few = 4
-    max_examples: Count = 20000
+    max_examples: Count = expert(20000)
 
 
 @dataclass

@@ -214,9 +214,11 @@ def _record(value: Any, values: Values) -> Became:
 
 
 def _wandb(value: Any, values: Values) -> Became:
-    project = (values.get("project_name") or None) if value else None
-    note = "no project_name: the curves go to TensorBoard alone" if value and project is None else ""
-    return Became({"wandb_project": project}, note)
+    if not value:
+        return Became()
+    if not (project := values.get("project_name")):
+        return Became(note="no project_name: the curves go to TensorBoard alone")
+    return Became({"loggers": ["tensorboard", "wandb"], "logger_project": project})
 
 
 def _offline_data(value: Any, values: Values) -> Became:

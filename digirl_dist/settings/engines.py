@@ -4,10 +4,10 @@ import re
 from dataclasses import dataclass
 
 from digirl_dist.errors import SettingsError
-from digirl_dist.settings.chat import ChatSettings
-from digirl_dist.settings.missing import MISSING
+from digirl_dist.settings.expert import MISSING, expert
+from digirl_dist.settings.judging import ChatSettings
 from digirl_dist.settings.paths import Elsewhere
-from digirl_dist.settings.ranges import Pause, Positive, Seconds, refuse_out_of_range
+from digirl_dist.settings.ranges import Pause, Positive, Seconds
 
 
 @dataclass
@@ -36,17 +36,16 @@ class OpenAIEngineSettings(EngineSettings):
     adapters: Elsewhere | None = None
     """Folder through which the server gets the weights; it must see it under the same path. null:
     ``save_path/adapters``."""
-    answer_s: Seconds = 60.0
+    answer_s: Seconds = expert(60.0)
     """Longest wait for one answer, or for the loading of one policy version, in seconds."""
-    outage_s: Pause = 120.0
+    outage_s: Pause = expert(120.0)
     """Longest time, in seconds, to retry a server that is down or busy; then the episode runs again."""
-    tolerance: Positive = 0.02
+    tolerance: Positive = expert(0.02)
     """Largest difference, in nats per token, between the server's log-probabilities and those of ``agent.model`` at
     which a run starts. Differences above 0.001 nats per answer are reported."""
 
     def __post_init__(self) -> None:
-        """Raises SettingsError for a number out of its range, and an address that is none or has a password in it."""
-        refuse_out_of_range(self, "engine.")
+        """Raises SettingsError for an address that is none or has a password in it."""
         if self.url != MISSING and not re.fullmatch(r"https?://[^\s/@?#]+(/[^\s@?#]*)?", self.url):
             raise SettingsError(
                 "engine.url is no plain address such as http://127.0.0.1:8000/v1; a key goes into the environment "

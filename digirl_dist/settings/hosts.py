@@ -6,13 +6,12 @@ import ipaddress
 import os
 import re
 from collections.abc import Iterator, Mapping
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from digirl_dist.errors import SettingsError
-from digirl_dist.settings.configuration import merged
-from digirl_dist.settings.missing import MISSING
-from digirl_dist.settings.nearest import nearest
+from digirl_dist.settings.conversion import merged
+from digirl_dist.settings.expert import MISSING
 from digirl_dist.settings.paths import Elsewhere, FilePath, refuse_bad_paths
 from digirl_dist.settings.ranges import Port, shown
 from digirl_dist.settings.run import Settings, is_bsize
@@ -139,9 +138,6 @@ def _entry(given: Any, where: str) -> WorkerEntry:
         given = {"host": given}
     if not isinstance(given, Mapping) or not isinstance(given.get("host"), str):
         raise SettingsError(f"{where}: {shown(given)} must be a host name or a mapping with `host`")
-    known = [each.name for each in fields(WorkerEntry)]
-    if unknown := [str(key) for key in given if key not in known]:
-        raise SettingsError(f"{where}: {given['host']} has no key {unknown[0]!r}; {nearest(unknown[0], known)}")
     entry: WorkerEntry = merged(WorkerEntry(), dict(given), where)
     if entry.bsize is not None and not is_bsize(entry.bsize):
         raise SettingsError(f"{where}: bsize={entry.bsize!r} must be a whole number from 1 to 4,096, or auto")

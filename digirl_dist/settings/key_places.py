@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from dataclasses import fields, is_dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import is_dataclass
 from functools import cache
+from typing import Any, get_origin
 
 from digirl_dist import settings as schema
 from digirl_dist.settings import Settings
-from digirl_dist.settings.algorithms import algorithm_settings
+from digirl_dist.settings.algorithms import AlgorithmSettingsBase, algorithm_settings
 from digirl_dist.settings.keys import types_of
 from digirl_dist.settings.plugins import ALGORITHM, KINDS, settings_classes
+from digirl_dist.types import Json
 
 _TRAINERS: dict[str, type] = {
     "inprocess": schema.InProcessSettings,
@@ -20,6 +22,9 @@ _ENGINES: dict[str, type] = {
     "openai": schema.OpenAIEngineSettings,
     "transformers": schema.TransformersEngineSettings,
 }
+
+Place = tuple[str, ...]
+"""A key of the configuration, with those above it."""
 
 
 @cache
@@ -32,42 +37,58 @@ def options_of_groups() -> dict[str, dict[str, type]]:
 @cache
 def free_keys() -> tuple[str, ...]:
     """Returns the keys whose values are mappings without a schema."""
-    classes = [(group, kind) for group, options in options_of_groups().items() for kind in options.values()]
-    classes += [("algorithm", schema.AlgorithmSettingsBase), ("judge", schema.JudgeSettings)]
-    mappings = [f"{group}.{one.name}" for group, kind in classes for one in fields(kind) if "dict" in str(one.type)]
-    return tuple(dict.fromkeys(mappings))
+    return tuple(dict.fromkeys(".".join(place) for place, hint in all_keys() if get_origin(hint) is dict))
+
+
+def class_of(hint: Any, value: Any) -> type | None:
+    """Returns the settings class of a key of type ``hint``: of a group's, that of the option that ``value`` names.
+
+    None for the key of a value, and where there is no such option.
+    """
+    if hint is AlgorithmSettingsBase:
+        return algorithm_settings()
+    if (group := group_of(hint)) is not None:
+        return options_of_groups()[group].get(str(value.get("name"))) if isinstance(value, Mapping) else None
+    return hint if isinstance(hint, type) and is_dataclass(hint) else None
+
+
+def unknown_keys(kind: type, content: Mapping[str, Json], above: Place = ()) -> Iterator[Place]:
+    """Yields the keys in ``content`` that the settings class ``kind``, and those below it, do not have."""
+    hints = types_of(kind)
+    for key, value in content.items():
+        place = (*above, key)
+        if key not in hints:
+            yield place
+        elif isinstance(value, Mapping) and (inner := class_of(hints[key], value)) is not None:
+            yield from unknown_keys(inner, value, place)
 
 
 def classes_at(path: Sequence[str]) -> list[type]:
     """Returns the settings classes that may stand at a place of the configuration, such as ``limits``, or none."""
     level: list[type] = [Settings]
-    for place, step in enumerate(path):
-        if place == 0 and step in (groups := options_of_groups()):
-            level = list(groups[step].values())
-        elif place == 0 and step == "algorithm":
-            level = [algorithm_settings()]
-        else:
-            found = [types_of(kind).get(step) for kind in level]
-            level = [kind for kind in found if isinstance(kind, type) and is_dataclass(kind)]
+    for step in path:
+        hints = [types_of(kind).get(step) for kind in level]
+        level = [kind for hint in hints for kind in _classes(hint)]
     return level
 
 
-def all_keys(*path: str) -> Iterator[tuple[str, ...]]:
-    """Yields all keys of the configuration below a place of it, as paths."""
+def all_keys(*path: str) -> Iterator[tuple[Place, Any]]:
+    """Yields all keys of the configuration below a place of it, with their types."""
     for kind in classes_at(path):
-        for name, value in types_of(kind).items():
-            yield (*path, name)
-            if is_dataclass(value) or (not path and name in (*options_of_groups(), "algorithm")):
+        for name, hint in types_of(kind).items():
+            yield (*path, name), hint
+            if _classes(hint):
                 yield from all_keys(*path, name)
 
 
-def group_of(class_name: str) -> str | None:
-    """Returns the group that has an option with this settings class."""
-    named = {kind.__name__: group for group, options in options_of_groups().items() for kind in options.values()}
-    return named.get(class_name)
+def _classes(hint: Any) -> list[type]:
+    """Returns the settings classes that a key of this type may have."""
+    if (group := group_of(hint)) is not None:
+        return list(options_of_groups()[group].values())
+    found = class_of(hint, None)
+    return [] if found is None else [found]
 
 
-def fields_of(class_name: str) -> list[str]:
-    """Returns the keys of a settings class."""
-    known = getattr(schema, class_name, None)
-    return [each.name for each in fields(known)] if known is not None else []
+def group_of(hint: Any) -> str | None:
+    """Returns the group whose options all derive from this class."""
+    return next((name for name in options_of_groups() if types_of(Settings)[name] is hint), None)

@@ -6,6 +6,7 @@ import re
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, fields, is_dataclass
 from enum import Enum
+from functools import cache
 from typing import Any, get_type_hints
 
 from digirl_dist.errors import SettingsError
@@ -39,8 +40,13 @@ def keys_of(settings: Any, prefix: str = "") -> Iterator[Key]:
             yield Key(f"{prefix}{each.name}", hints[each.name], value)
 
 
-def types_of(kind: type, include_extras: bool = False) -> dict[str, Any]:
+def types_of(kind: Any, include_extras: bool = False) -> dict[str, Any]:
     """Returns the type of each field of a dataclass."""
+    return _types_of(kind, include_extras)
+
+
+@cache
+def _types_of(kind: Any, include_extras: bool) -> dict[str, Any]:
     hints = get_type_hints(kind, include_extras=include_extras)
     return {each.name: hints[each.name] for each in fields(kind)}
 

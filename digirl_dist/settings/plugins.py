@@ -15,7 +15,7 @@ from types import ModuleType
 from typing import Any
 
 import digirl_dist
-from digirl_dist.settings.missing import MISSING
+from digirl_dist.settings.expert import MISSING
 from digirl_dist.settings.paths import FilePath
 
 

@@ -7,10 +7,9 @@ from typing import Any
 
 from digirl_dist.errors import SettingsError
 from digirl_dist.settings.algorithms import AlgorithmSettingsBase, algorithm_settings
-from digirl_dist.settings.distributed import DistributedSettings
 from digirl_dist.settings.engines import EngineSettings, TransformersEngineSettings
+from digirl_dist.settings.expert import MISSING, expert
 from digirl_dist.settings.judging import JudgeSettings, Success
-from digirl_dist.settings.missing import MISSING
 from digirl_dist.settings.nearest import nearest
 from digirl_dist.settings.paths import Elsewhere, Input, OutputFolder
 from digirl_dist.settings.plugins import ALGORITHM, COLLECTOR, AgentSettings, CollectorSettings, EmulatorSettings
@@ -22,14 +21,10 @@ from digirl_dist.settings.ranges import (
     FewOrNone,
     Pause,
     Processes,
-    Seconds,
     Seed,
-    SomeShare,
-    refuse_out_of_range,
 )
-from digirl_dist.settings.slurm import SlurmSettings
-from digirl_dist.settings.trainers import TrainerSettings
-from digirl_dist.settings.workers import InstallSettings, LimitSettings, SshSettings
+from digirl_dist.settings.trainers import DistributedSettings, TrainerSettings
+from digirl_dist.settings.workers import InstallSettings, LimitSettings, SlurmSettings, SshSettings
 
 
 class Parallel(Enum):
@@ -54,6 +49,10 @@ class TrainMode(Enum):
     off2on = "offline_to_online"  # noqa: PIE796 - an alias
     """DigiRL's word for it."""
 
+    @classmethod
+    def _missing_(cls, value: object) -> "TrainMode | None":
+        return cls.__members__.get(str(value))
+
 
 class TaskMode(Enum):
     """train: trains. The others run ``eval_iterations`` rounds with the newest checkpoint: ``evaluate`` on emulator
@@ -69,14 +68,6 @@ class TaskOrder(Enum):
 
     random = "random"
     sequential = "sequential"
-
-
-class Close(Enum):
-    """When an iteration ends: with all of its episodes, with a share of them (``quorum``), or after ``deadline_s``."""
-
-    all = "all"
-    quorum = "quorum"
-    deadline = "deadline"
 
 
 class TaskSplit(Enum):
@@ -141,8 +132,6 @@ class Settings:
     Their own environment variables name servers and keys, such as ``WANDB_API_KEY`` and ``MLFLOW_TRACKING_URI``."""
     logger_project: str = "digirl_dist"
     """Project (W&B, trackio) or experiment (MLflow) of the run there."""
-    wandb_project: str | None = None
-    """DigiRL's key: adds wandb to ``loggers``, with this ``logger_project``."""
 
     worker_ips: Any = field(default_factory=list)
     """Workers: host names, or mappings with ``host`` and any of ``name port username key bsize temp_path run_path
@@ -156,25 +145,25 @@ class Settings:
     """Folder on the workers for checkpoints and unfinished episodes."""
     worker_run_path: Elsewhere = "~/.cache/digirl_dist/env"
     """Folder on the workers for the Python environment that the host installs there."""
-    worker_python: str = "python3"
+    worker_python: str = expert("python3")
     """The Python (3.10 or newer) on the workers that creates that environment."""
-    worker_torch_threads: Processes = 1
+    worker_torch_threads: Processes = expert(1)
     """CPU threads of the policy on each worker."""
     inference: Inference = Inference.worker
     """Where the policy acts. ``host``: workers run only emulators and request each action from the host; no weights
     leave it. The policy acts on ``trainer.device``. Without workers the policy is on the host anyway."""
-    inference_batch: Few = 64
+    inference_batch: Few = expert(64)
     """inference=host: number of waiting observations, over all workers, that starts a batch at once."""
-    inference_wait_ms: Pause = 2.0
+    inference_wait_ms: Pause = expert(2.0)
     """inference=host: longest wait of an observation for a full batch, in milliseconds."""
-    push_dtype: PushDtype = PushDtype.float32
+    push_dtype: PushDtype = expert(PushDtype.float32)
     """bfloat16 halves the pushed bytes, but the acting policy is then the trained one rounded to 8 bits of mantissa.
     The log-probabilities of trajectories are those of the acting policy."""
-    relay: Any = "auto"
+    relay: Any = expert("auto")
     """auto: workers of the same ``site`` fetch a pushed policy from each other over SSH, so the host sends it to each
     site once. Whatever they cannot fetch comes from the host, and ``why`` gives the reason. off: the host sends
     everything."""
-    prefetch: FewOrNone = 1
+    prefetch: FewOrNone = expert(1)
     """Tickets that a worker holds beyond its slots, so that no slot waits for a round trip."""
 
     bsize: int | str = 2
@@ -183,13 +172,10 @@ class Settings:
     """Episodes per iteration over the whole fleet."""
     max_steps: Count | None = None
     """Longest episode in steps; null: the emulator's own limit."""
-    close: Close = Close.all
-    """When an iteration ends. Episodes still running then count in the next one; tickets not started are cancelled."""
-    quorum: SomeShare = 0.9
-    """close=quorum: share of the iteration's episodes that ends it."""
-    deadline_s: Seconds = 600.0
-    """close=deadline: seconds from the iteration's start to its end, if any episode has landed by then."""
-    speculate: bool = True
+    close: str = "all"
+    """When an iteration ends: with ``all`` of its episodes, with a share of them (``0.9``), or after a time (``600s``),
+    if any has landed by then. Episodes still running then count in the next one; tickets not started are cancelled."""
+    speculate: bool = expert(True)
     """Run the episodes that should end last a second time on idle emulators of faster workers; the first result counts.
     A slow worker then starts no episode that would end long after all others."""
     collect_ahead: FewOrNone = 0
@@ -243,13 +229,12 @@ class Settings:
 
     def __post_init__(self) -> None:
         """Refuses invalid values that the types admit. Raises SettingsError."""
-        refuse_out_of_range(self)
         if self.train_algorithm == "filteredbc":  # DigiRL's word for it
             self.train_algorithm = "filtered_bc"
         if isinstance(self.worker_ips, str):
             self.worker_ips = [self.worker_ips]
         if not isinstance(self.worker_ips, list):
-            raise SettingsError(f"worker_ips must be a list of machines, not {self.worker_ips!r}")
+            raise SettingsError(f"worker_ips must be a list, as worker_ips=[a,b], not {self.worker_ips!r:.100}")
         if self.relay is False:  # as YAML reads off
             self.relay = "off"
         if self.relay not in ("auto", "off"):
@@ -258,12 +243,33 @@ class Settings:
         if self.train_algorithm not in known:
             hint = nearest(self.train_algorithm, known)
             raise SettingsError(f"train_algorithm: there is no {self.train_algorithm!r}; {hint}")
+        if not _is_closing(self.close):
+            raise SettingsError(f"close must be all, a share as 0.9, or seconds as 600s, not {self.close!r:.100}")
         if not is_bsize(self.bsize):
             raise SettingsError(f"bsize must be a whole number from 1 to 4,096, or auto, not {self.bsize!r}")
         if not re.fullmatch(r"none|failures|all|top-[1-9][0-9]*", self.media):
             raise SettingsError(f"media must be none, failures, all or top-3 (any number), not {self.media!r}")
 
 
+def _is_closing(text: str) -> bool:
+    try:
+        number = float(text.removesuffix("s"))
+    except ValueError:
+        return text == "all"
+    return 0 < number <= (1e8 if text.endswith("s") else 1)
+
+
 def is_bsize(value: Any) -> bool:
     """Returns whether ``value`` is a valid number of emulators on a worker."""
     return value == "auto" or (isinstance(value, int) and not isinstance(value, bool) and 0 < value <= 4096)
+
+
+def only_measures(settings: Settings) -> bool:
+    """Returns whether nothing is learned."""
+    return settings.task_mode is not TaskMode.train or settings.parallel is Parallel.worker
+
+
+def needs_emulators(settings: Settings) -> bool:
+    """Whether any episode will be run: all do but offline training without evaluations."""
+    offline = settings.task_mode is TaskMode.train and settings.train_mode is TrainMode.offline
+    return not offline or settings.evaluation.every > 0

@@ -1,9 +1,9 @@
 """Settings of trainers: updates in this process, or by several."""
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
-from digirl_dist.settings.missing import MISSING
-from digirl_dist.settings.ranges import Count, Processes, Seconds
+from digirl_dist.settings.expert import MISSING, expert
+from digirl_dist.settings.ranges import Count, CountOrNone, Processes, Seconds
 
 
 @dataclass
@@ -15,7 +15,7 @@ class TrainerSettings:
     """Number of newest episodes that an update may use."""
     device: str = "auto"
     """Device on which the agent learns: cpu, cuda, cuda:N, or auto (CUDA if there is any)."""
-    exchange_s: Seconds = 600.0
+    exchange_s: Seconds = expert(600.0)
     """With several ranks: longest exchange of gradients, in seconds."""
 
 
@@ -36,6 +36,22 @@ class TorchrunSettings(TrainerSettings):
     shard: bool = False
     """Shard weights, gradients and optimiser state over the ranks (FSDP2), for agents that are too large for one
     device."""
-    shard_blocks: list[str] = field(default_factory=list)
+    shard_blocks: list[str] = expert([])
     """Classes of the agent's modules, such as T5Block, whose modules are gathered one at a time while they compute.
     Without any, each pass gathers the whole agent."""
+
+
+@dataclass
+class DistributedSettings:
+    """Training where each rank steps ``bsize`` emulators in its own process; an iteration is ``steps`` steps of
+    each."""
+
+    steps: Count = 128
+    """Steps of each emulator in one iteration."""
+    eval_freq: CountOrNone = 0
+    """Iterations between two evaluations of the policy by rank 0; 0: never."""
+    eval_episodes: Count = expert(8)
+    """Episodes of one evaluation."""
+    gate_s: Seconds = expert(3600.0)
+    """Longest wait, in seconds, for a rank that still collects, evaluates or saves, and for one call of an emulator of
+    a rank."""

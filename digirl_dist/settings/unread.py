@@ -44,8 +44,6 @@ _ON_WORKERS = (
 )
 _OVER_SSH = ("worker_ips", "worker_username", "worker_run_path", "worker_python", "relay", "ssh", "slurm", "install")
 _RULES = (
-    _Rule("quorum", "close", ("quorum",), waits=False),
-    _Rule("deadline_s", "close", ("deadline",), waits=False),
     _Rule("predicate", "success", ("predicate",), waits=False),
     _Rule("offline.data", "train_mode", ("offline", "offline_to_online"), waits=False),
     _Rule("algorithm.kwargs", "algorithm.entry_point", waits=False),
@@ -73,7 +71,7 @@ _RULES = (
 
 _OF_A_HOST = (
     *_ON_WORKERS,
-    *("rollout_size", "close", "quorum", "deadline_s", "collect_ahead", "max_staleness", "dry_run", "inference"),
+    *("rollout_size", "close", "collect_ahead", "max_staleness", "dry_run", "inference"),
     *("eval_iterations", "task_order", "media", "limits"),
 )
 _OF_RANKS = ("distributed",)

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from digirl_dist.child_process import tail
 from digirl_dist.errors import ClusterError
-from digirl_dist.settings.slurm import SlurmSettings
+from digirl_dist.settings.workers import SlurmSettings
 from digirl_dist.slurm.address import SlurmAddress
 from digirl_dist.slurm.commands import EXPORT, ask
 from digirl_dist.ssh.connection import quote

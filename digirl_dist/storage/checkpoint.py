@@ -93,9 +93,9 @@ class Checkpoint:
     iteration: int
     tensors: dict[str, TensorInfo]
     files: dict[str, str] = field(default_factory=dict)
-    """Digests of ``trainer.pt`` and ``metrics.json``; checkpoints of earlier versions have none."""
+    """Digests of ``trainer.pt`` and ``metrics.json``."""
     policy: Mapping[str, Json] = field(default_factory=dict)
-    """What builds the agent (see ``assembly.policy``); empty in checkpoints of earlier versions."""
+    """What builds the agent (see ``assembly.policy``)."""
 
     def state(self) -> dict[str, torch.Tensor]:
         """Returns the policy's weights. Raises CheckpointError if a tensor is missing or altered."""
@@ -159,10 +159,10 @@ class Checkpoint:
 
     def _intact(self, name: str) -> Path:
         """Returns the path of a file that is as it was written. Raises CheckpointError."""
-        path, wanted = self.folder / name, self.files.get(name)
+        path = self.folder / name
         with reading(path, _REMEDY):
             regular_file.checked(path)
-            differs = wanted is not None and file_digest(path) != wanted
+            differs = file_digest(path) != self.files[name]
         if differs:
             raise CheckpointError(f"{path} differs from its manifest; {_REMEDY}")
         return path
@@ -177,8 +177,8 @@ class _Manifest(msgspec.Struct):
 
     iteration: Natural
     tensors: dict[str, tuple[str, str, tuple[Natural, ...]]]
-    files: dict[str, str] = {}
-    policy: dict[str, Json] = {}
+    files: dict[str, str]
+    policy: dict[str, Json]
 
 
 class _Best(msgspec.Struct):
@@ -330,7 +330,7 @@ def loading(checkpoint: str) -> Iterator[None]:
     except (StateError, RuntimeError, KeyError, ValueError) as error:
         why = in_short(error)
         raise CheckpointError(
-            f"{checkpoint} does not fit the configured agent and algorithm, or is of an earlier version; use the "
+            f"{checkpoint} does not fit the configured agent and algorithm; use the "
             "configuration that the run was started with, or another save_path, and start_from to begin with this "
             f"one's policy ({why})"
         ) from error

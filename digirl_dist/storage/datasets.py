@@ -7,7 +7,6 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pyarrow as pa
-import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from digirl_dist.emulator.episode_limits import check_step, check_vector
@@ -18,8 +17,6 @@ from digirl_dist.trajectory import Trajectory
 
 _ORDER = ("purpose", "iteration", "ticket", "policy_version", "step")
 """Of rows: episodes of other purposes, or that measure other policies, have the same iteration and ticket."""
-_PARTS = ("text", "image", "vector")
-"""Of an observation."""
 _SPARE = 256 << 20
 _MOST_PER_BYTE = 64
 """A few bytes can stand for many, as in a Parquet file's dictionary."""
@@ -96,40 +93,4 @@ def _refuse_numbers(episode: Trajectory) -> None:
 
 def _ours(rows: pa.Table) -> pa.Table:
     """Returns the columns of the schema in its types; ``datasets`` widens some of them."""
-    rows = _with_purpose(_with_observations(rows))
-    for name, usual in (("achieved", "[]"), ("params", "{}")):
-        if name not in rows.schema.names:  # of an earlier version
-            rows = rows.append_column(name, pa.array([usual] * len(rows), pa.string()))
     return rows.select(parquet.SCHEMA.names).replace_schema_metadata(None).cast(parquet.SCHEMA)
-
-
-def _with_observations(rows: pa.Table) -> pa.Table:
-    """Joins the columns ``text``, ``image`` and ``vector`` of an exported data set; pictures become their bytes."""
-    if "observation" not in rows.schema.names and "text" in rows.schema.names:
-        for name, prefix in (("observation", ""), ("final_observation", "final_")):
-            parts = [rows[f"{prefix}{part}"].combine_chunks() for part in _PARTS]
-            rows = rows.append_column(name, _observation(parts, parts[0].is_null()))
-    for name in ("observation", "final_observation"):
-        column = rows[name].combine_chunks()
-        if pa.types.is_struct(column.type.field("image").type):  # as ``datasets`` saves pictures
-            parts = [column.field(part) for part in _PARTS]
-            rows = rows.set_column(rows.schema.get_field_index(name), name, _observation(parts, column.is_null()))
-    return rows
-
-
-def _observation(parts: list[pa.Array], missing: pa.Array) -> pa.Array:
-    text, image, vector = parts
-    if pa.types.is_struct(image.type):
-        image = pc.if_else(image.is_valid(), image.field("bytes"), pa.scalar(None, image.type.field("bytes").type))
-    return pa.StructArray.from_arrays([text, image, vector], list(_PARTS), mask=missing)
-
-
-def _with_purpose(rows: pa.Table) -> pa.Table:
-    """Adds ``purpose`` to rows of earlier versions, where an evaluation of policy version v has iteration -1 - v."""
-    if "purpose" in rows.schema.names:
-        return rows
-    iterations = rows["iteration"].to_pylist()
-    purposes = pa.array(["evaluate" if iteration < 0 else "train" for iteration in iterations], pa.string())
-    numbers = pa.array([max(iteration, -1 - iteration) for iteration in iterations], pa.int32())
-    place = rows.schema.get_field_index("iteration")
-    return rows.set_column(place, "iteration", numbers).append_column("purpose", purposes)

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-import shlex
-import sys
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from itertools import chain
@@ -23,54 +21,60 @@ from digirl_dist.storage.episode_file import goals, params_of
 from digirl_dist.tasks import Purpose, Task, Ticket
 from digirl_dist.trajectory import Observation, Step, Trajectory
 
-_OBSERVATION = pa.struct([("text", pa.string()), ("image", pa.binary()), ("vector", pa.list_(pa.float32()))])
+_PICTURE = pa.struct([("bytes", pa.binary()), ("path", pa.string())])
+"""How ``datasets`` stores a picture, so that a hub shows it; without ``path`` the bytes count."""
+_VECTOR = pa.list_(pa.float32())
+_SEEN = (("text", pa.string()), ("image", _PICTURE), ("vector", _VECTOR))
+"""The parts of an observation."""
+_COLUMNS: list[tuple[str, pa.DataType]] = [
+    ("iteration", pa.int32()),
+    ("ticket", pa.int32()),
+    ("episode_id", pa.string()),
+    ("worker", pa.string()),
+    ("slot", pa.int32()),
+    ("purpose", pa.string()),
+    ("policy_version", pa.int64()),
+    ("task", pa.string()),
+    ("instruction", pa.string()),
+    ("seed", pa.int64()),
+    ("step", pa.int32()),
+    *_SEEN,
+    ("action", pa.string()),
+    ("log_prob", pa.float32()),
+    ("reward", pa.float32()),
+    ("terminated", pa.bool_()),
+    ("truncated", pa.bool_()),
+    ("achieved", pa.string()),
+    ("success", pa.bool_()),
+    *((f"final_{name}", kind) for name, kind in _SEEN),
+    ("params", pa.string()),
+]
 
-SCHEMA = pa.schema(
-    [
-        ("iteration", pa.int32()),
-        ("ticket", pa.int32()),
-        ("episode_id", pa.string()),
-        ("worker", pa.string()),
-        ("slot", pa.int32()),
-        ("purpose", pa.string()),
-        ("policy_version", pa.int64()),
-        ("task", pa.string()),
-        ("instruction", pa.string()),
-        ("seed", pa.int64()),
-        ("step", pa.int32()),
-        ("observation", _OBSERVATION),
-        ("action", pa.string()),
-        ("log_prob", pa.float32()),
-        ("reward", pa.float32()),
-        ("terminated", pa.bool_()),
-        ("truncated", pa.bool_()),
-        ("achieved", pa.string()),
-        ("success", pa.bool_()),
-        ("final_observation", _OBSERVATION),
-        ("params", pa.string()),
-    ]
-)
-"""``success``, and the task's ``params`` as JSON, belong to the episode and repeat in each row; ``final_observation``
-is null except in the last row."""
+
+def _feature(kind: pa.DataType) -> dict[str, Any]:
+    if kind == _PICTURE:
+        return {"_type": "Image"}
+    if kind == _VECTOR:
+        return {"feature": _feature(kind.value_type), "length": -1, "_type": "Sequence"}
+    return {"dtype": {"float": "float32"}.get(str(kind), str(kind)), "_type": "Value"}
 
 
-_SEEN = ("observation", "final_observation")
-_MAY_BE_NULL = ("final_observation", "log_prob")
+_FEATURES = {"info": {"features": {name: _feature(kind) for name, kind in _COLUMNS}}}
+"""Of the columns, as ``datasets`` has them: it shows pictures by these."""
+SCHEMA = pa.schema(_COLUMNS)
+"""``success``, and the task's ``params`` as JSON, belong to the episode and repeat in each row; ``final_…`` are null
+except in the last row."""
+
+_MAY_BE_NULL = ("image", "vector", "final_text", "final_image", "final_vector", "log_prob")
 """An unknown log-probability is NaN, which some libraries store as null."""
 _OF_THE_EPISODE = frozenset(
     ("iteration", "ticket", "worker", "slot", "purpose", "policy_version", "task", "seed", "success", "params")
 )
+_OF_OBSERVATIONS = frozenset(f"{prefix}{name}" for prefix in ("", "final_") for name, _ in _SEEN)
 _LONGEST_REASON = 500
 _STREAMED_ROWS = 64
 _GROUP_BYTES = 32 << 20
 _SMALL_COLUMN = 1 << 12
-
-_BEFORE_PARAMS = SCHEMA.remove(SCHEMA.get_field_index("params"))
-_BEFORE_GOALS = _BEFORE_PARAMS.remove(SCHEMA.get_field_index("achieved"))
-_BEFORE_PURPOSES = _BEFORE_GOALS.remove(SCHEMA.get_field_index("purpose"))
-"""The columns of earlier versions, in which an evaluation of policy version v had the iteration -1 - v."""
-_KNOWN = (SCHEMA, _BEFORE_PARAMS, _BEFORE_GOALS, _BEFORE_PURPOSES)
-_REWRITE = "if your own run wrote it before 2026-11-22, write it anew: python -m digirl_dist.storage.parquet"
 
 
 AS_WRITTEN: dict[str, Any] = {
@@ -107,14 +111,14 @@ def to_table(trajectory: Trajectory) -> pa.Table:
         {
             **episode,
             "step": number,
-            "observation": _observation_row(step.observation),
+            **_shown("", step.observation),
             "action": json.dumps(step.action),
             "log_prob": step.log_prob,
             "reward": step.reward,
             "terminated": step.terminated,
             "truncated": step.truncated,
             "achieved": json.dumps([dict(goal) for goal in step.achieved]),
-            "final_observation": _observation_row(trajectory.final_observation) if number == last else None,
+            **(_shown("final_", trajectory.final_observation) if number == last else {}),
         }
         for number, step in enumerate(trajectory.steps)
     ]
@@ -130,7 +134,7 @@ def from_table(table: pa.Table) -> list[Trajectory]:
 
 
 def _episodes(schema: pa.Schema, batches: Iterable[pa.RecordBatch]) -> list[Trajectory]:
-    if not any(schema.equals(known, check_metadata=False) for known in _KNOWN):
+    if not schema.equals(SCHEMA, check_metadata=False):
         raise TrajectoryError(f"columns are not those of a trajectory: {', '.join(schema.names)}")
     episodes: dict[str, list[dict[str, Any]]] = {}
     once: dict[object, Any] = {}
@@ -153,6 +157,7 @@ def write_to(sink: Path | pa.BufferOutputStream, trajectories: Iterable[Trajecto
     groups = _groups(to_table(trajectory) for trajectory in trajectories)
     first = next(groups)
     with pq.ParquetWriter(sink, SCHEMA, **{**AS_WRITTEN, "compression": _codecs(first)}) as writer:
+        writer.add_key_value_metadata({"huggingface": json.dumps(_FEATURES)})
         for group in chain([first], groups):
             writer.write_table(group)
 
@@ -213,16 +218,12 @@ def stream(path: Path) -> Iterator[Trajectory]:
 def opened(
     path: Path,
     limits: parquet_bounds.Limits = parquet_bounds.OF_A_RUN,
-    schemas: Sequence[pa.Schema] = _KNOWN,
+    schema: pa.Schema = SCHEMA,
     what: str = "a trajectory file",
 ) -> Iterator[parquet_bounds.BoundedFile]:
     """Opens a file of a run folder, which may be a stranger's. Raises TrajectoryError, for what reading raises too."""
-    with _refusals(path, what):
-        try:
-            with parquet_bounds.bounded(path, schemas, limits) as file:
-                yield file
-        except parquet_bounds.OtherFormError as error:
-            raise TrajectoryError(f"{error}; {_REWRITE} {shlex.quote(str(path))}") from error
+    with _refusals(path, what), parquet_bounds.bounded(path, schema, limits) as file:
+        yield file
 
 
 @contextmanager
@@ -241,28 +242,29 @@ def _rows(batch: pa.RecordBatch, once: dict[object, Any]) -> Iterator[dict[str, 
     for name in batch.schema.names:
         if name not in _MAY_BE_NULL and batch.column(name).null_count:
             raise TrajectoryError(f"the column {name} has nulls")
-    names = batch.schema.names
-    columns = [_observations(batch.column(n), once) if n in _SEEN else batch.column(n).to_pylist() for n in names]
-    return (dict(zip(names, row, strict=True)) for row in zip(*columns, strict=True))
+    plain = [name for name in batch.schema.names if name not in _OF_OBSERVATIONS]
+    columns = [batch.column(name).to_pylist() for name in plain]
+    seen = [_observations(batch, prefix, once) for prefix in ("", "final_")]
+    names = (*plain, "observation", "final_observation")
+    return (dict(zip(names, row, strict=True)) for row in zip(*columns, *seen, strict=True))
 
 
-def _observations(column: pa.StructArray, once: dict[object, Any]) -> Iterator[Observation | None]:
+def _observations(batch: pa.RecordBatch, prefix: str, once: dict[object, Any]) -> Iterator[Observation | None]:
     """Returns the observations of some rows; vectors never pass through Python's numbers, which take eight times as
     much memory."""
-    texts, images, vectors = column.flatten()
-    if texts.null_count > column.null_count:
-        raise TrajectoryError("an observation has no text")
-    there, has_vector = column.is_valid().to_pylist(), vectors.is_valid().to_pylist()
+    texts, images, vectors = (batch.column(f"{prefix}{name}") for name, _ in _SEEN)
+    has_vector = vectors.is_valid().to_pylist()
     ends, numbers = vectors.offsets.to_numpy(), vectors.values.to_numpy(zero_copy_only=False)
     for row, (said, shown) in enumerate(zip(texts, images, strict=True)):  # one by one: a batch may have 64 screens
-        text, image = said.as_py(), shown.as_py()
+        text, image = said.as_py(), shown["bytes"].as_py() if shown.is_valid else None
         vector = numbers[ends[row] : ends[row + 1]].copy() if has_vector[row] else None
-        yield Observation(once.setdefault(text, text), once.setdefault(image, image), vector) if there[row] else None
+        yield None if text is None else Observation(once.setdefault(text, text), once.setdefault(image, image), vector)
 
 
-def _observation_row(observation: Observation) -> dict[str, Any]:
+def _shown(prefix: str, observation: Observation) -> dict[str, Any]:
     vector = None if observation.vector is None else np.asarray(observation.vector, np.float32)
-    return {"text": observation.text, "image": observation.image, "vector": vector}
+    image = None if observation.image is None else {"bytes": observation.image, "path": None}
+    return {f"{prefix}text": observation.text, f"{prefix}image": image, f"{prefix}vector": vector}
 
 
 def _trajectory(rows: Sequence[dict[str, Any]]) -> Trajectory:
@@ -286,13 +288,10 @@ def _trajectory(rows: Sequence[dict[str, Any]]) -> Trajectory:
 
 
 def _ticket(row: dict[str, Any]) -> Ticket:
-    iteration, purpose = row["iteration"], row.get("purpose", "train")
-    if "purpose" not in row and iteration < 0:
-        iteration, purpose = -1 - iteration, "evaluate"
-    if purpose not in get_args(Purpose):
+    if (purpose := row["purpose"]) not in get_args(Purpose):
         raise TrajectoryError(f"the purpose of an episode is {purpose!r}")
-    task = Task(row["task"], row["instruction"], params_of(row.get("params", "{}")))
-    return Ticket(iteration, row["ticket"], task, row["seed"], row["policy_version"], purpose=purpose)
+    task = Task(row["task"], row["instruction"], params_of(row["params"]))
+    return Ticket(row["iteration"], row["ticket"], task, row["seed"], row["policy_version"], purpose=purpose)
 
 
 def _step(row: dict[str, Any]) -> Step:
@@ -303,10 +302,5 @@ def _step(row: dict[str, Any]) -> Step:
         reward=row["reward"],
         terminated=row["terminated"],
         truncated=row["truncated"],
-        achieved=goals(row.get("achieved", "[]")),
+        achieved=goals(row["achieved"]),
     )
-
-
-if __name__ == "__main__":
-    for own in map(Path, sys.argv[1:]):  # of a version that wrote them in another form; any size is read
-        write(own, read(own))

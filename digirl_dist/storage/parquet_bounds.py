@@ -37,11 +37,7 @@ _CHUNK_FIELDS = {2, 3}
 _COLUMN_FIELDS = {1, 2, 3, 4, 5, 6, 7, 9, 13, 16}
 """Of ColumnChunk and ColumnMetaData: no path to another file, no dictionary, no filter, no encryption."""
 _MOST_PARTS = 2
-"""Of the path of a column that is no list: ``observation.text``."""
-
-
-class OtherFormError(TrajectoryError):
-    """A file that is stored in another form than this version's: an older one's, perhaps."""
+"""Of the path of a column that is no list: ``image.bytes``."""
 
 
 Thrift = dict[int, Any]
@@ -106,8 +102,8 @@ class BoundedFile:
 
 
 @contextmanager
-def bounded(path: Path, schemas: Sequence[pa.Schema], limits: Limits) -> Iterator[BoundedFile]:
-    """Opens a file that has the columns of one of ``schemas``, so that reading it takes memory as its size is.
+def bounded(path: Path, schema: pa.Schema, limits: Limits) -> Iterator[BoundedFile]:
+    """Opens a file that has the columns of ``schema``, so that reading it takes memory as its size is.
 
     Raises TrajectoryError, OSError, or Arrow's own errors for a footer that is none.
     """
@@ -122,7 +118,7 @@ def bounded(path: Path, schemas: Sequence[pa.Schema], limits: Limits) -> Iterato
             thrift_container_size_limit=_LONGEST_LIST,
         ) as opened:
             found = opened.schema_arrow
-            same = any(found.equals(schema, check_metadata=False) for schema in schemas)
+            same = found.equals(schema, check_metadata=False)
             _require(same, f"its columns are others: {', '.join(found.names)[:300]}")
             yield BoundedFile(content, groups, opened, limits)
 
@@ -182,7 +178,7 @@ class _Column:
         path = [part.decode() for part in told[3]]
         ours = chunk.keys() <= _CHUNK_FIELDS and told.keys() <= _COLUMN_FIELDS and told[4] in _CODECS
         if not ours:
-            raise OtherFormError(f"column {'.'.join(path)[:100]} is not stored as this package stores it")
+            raise TrajectoryError(f"column {'.'.join(path)[:100]} is not stored as this package stores it")
         return cls(".".join(path), told[9], told[7], len(path) > _MOST_PARTS)
 
 
@@ -201,10 +197,10 @@ def _check_pages(content: _OnDisk, column: _Column, rows: int, most_bytes: int) 
         page, at = ThriftReader(content, at, end, _LONGEST_HEADER).struct()
         data = page.get(5)
         if page.get(1) != _DATA_PAGE or 4 not in page or not isinstance(data, dict):
-            raise OtherFormError(f"column {name} has a page without checksum, or of another kind than data")
+            raise TrajectoryError(f"column {name} has a page without checksum, or of another kind than data")
         encodings = data.get(2), data.get(3), data.get(4)
         if encodings != (_PLAIN, _RLE, _RLE):
-            raise OtherFormError(f"column {name} has encodings {encodings}")
+            raise TrajectoryError(f"column {name} has encodings {encodings}")
         sizes = [size if type(size) is int else -1 for size in (page.get(2), page.get(3), data.get(1))]
         _require(min(sizes) >= 0, f"column {name} has a page of sizes {sizes}")
         unpacked, at, values = unpacked + sizes[0], at + sizes[1], values + sizes[2]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import platform
+import re
 import subprocess
 import sys
 import time
@@ -12,17 +13,19 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from importlib import metadata
 from pathlib import Path
+from typing import Any
+
+import psutil
 
 import digirl_dist
 from digirl_dist.errors import RunFolderError, SettingsError
-from digirl_dist.plain_text import without_secrets, without_secrets_in
+from digirl_dist.plain_text import without_secrets_in
 from digirl_dist.settings import regular_file
 from digirl_dist.settings.key_places import free_keys
 from digirl_dist.settings.keys import flat
 from digirl_dist.settings.safe_yaml import read_yaml
 from digirl_dist.storage import atomic_files, json_lines, strict_json
 from digirl_dist.storage.digest import digest
-from digirl_dist.storage.machine import machine_facts
 from digirl_dist.tasks import Task
 from digirl_dist.types import Json
 
@@ -45,7 +48,6 @@ a file of tasks may have changed."""
 _TOLD = 5
 """Changes that are told of many."""
 _GIT_S = 10.0
-_MOST_DIFFERENCE = 1 << 20
 
 Changes = dict[str, list[Json]]
 """Keys, each with the value before and the value now."""
@@ -83,7 +85,7 @@ def measured(configuration: Mapping[str, Json], tasks: Sequence[Task]) -> Mappin
     return noted
 
 
-def refuse_other_measurement(folder: Path, now: Mapping[str, Json], usual: Mapping[str, Json]) -> None:
+def refuse_other_measurement(folder: Path, now: Mapping[str, Json]) -> None:
     """Raises SettingsError, with both values, if the episodes in ``folder`` measure something else than ``now``.
 
     Without that, a measurement on another split would find the episodes of the first, and report those. A key that the
@@ -93,7 +95,7 @@ def refuse_other_measurement(folder: Path, now: Mapping[str, Json], usual: Mappi
     if not path.exists():
         return
     try:
-        before = {**usual, **json.loads(regular_file.content(path))}
+        before = json.loads(regular_file.content(path))
         key = next((key for key, value in now.items() if before.get(key, value) != value), None)
     except (OSError, ValueError, TypeError, RecursionError) as error:
         raise RunFolderError(f"{path} is damaged; rename {folder}, and the checkpoint is measured anew") from error
@@ -131,28 +133,24 @@ def refuse_changes(run: Path, configuration: Mapping[str, Json]) -> None:
 
 
 def record_start(run: Path, changes: Changes) -> None:
-    """Appends how this process was started to ``provenance.jsonl``; differences to a commit go to ``provenance/``.
+    """Appends how this process was started to ``provenance.jsonl``.
 
     Raises RunFolderError if they cannot be written.
     """
     path = run / "provenance.jsonl"
     try:
-        json_lines.append_object(path, _start(run, changes))
+        json_lines.append_object(path, _start(changes))
     except OSError as error:
         raise RunFolderError(f"{error.filename or path} cannot be written: {error.strerror}") from error
 
 
-def _start(run: Path, changes: Changes) -> Mapping[str, Json]:
-    started = time.time()
+def _start(changes: Changes) -> Mapping[str, Json]:
     checkout = Path(digirl_dist.__file__).resolve().parent.parent
     return {
-        "time": round(started, 3),
+        "time": round(time.time(), 3),
         "version": digirl_dist.__version__,
-        "package": _commit(checkout, run, f"{started:.0f}-package") if (checkout / ".git").exists() else None,
-        "working_directory": {
-            "path": os.getcwd(),
-            **(_commit(Path.cwd(), run, f"{started:.0f}-working-directory") or {}),
-        },
+        "package": _commit(checkout) if (checkout / ".git").exists() else None,
+        "working_directory": {"path": os.getcwd(), **(_commit(Path.cwd()) or {})},
         "command": without_secrets_in(list(sys.argv)),
         "host": {"name": platform.node(), **machine_facts(), "gpus": _gpus()},
         "packages": {each.metadata["Name"]: each.version for each in metadata.distributions()},
@@ -160,18 +158,12 @@ def _start(run: Path, changes: Changes) -> Mapping[str, Json]:
     }
 
 
-def _commit(folder: Path, run: Path, name: str) -> dict[str, Json] | None:
-    """Returns commit and uncommitted difference of the checkout that ``folder`` is in; None where there is none."""
+def _commit(folder: Path) -> dict[str, Json] | None:
+    """Returns the commit of the checkout around ``folder``, and whether it was changed since; None for no checkout."""
     commit = _git(folder, "rev-parse", "HEAD")
     if commit is None:
         return None
-    difference = _git(folder, "diff", "HEAD", "--", ".") or ""
-    saved = None
-    if difference:
-        (run / "provenance").mkdir(exist_ok=True)
-        saved = f"provenance/{name}.diff"
-        atomic_files.write_text(run / saved, without_secrets(difference[:_MOST_DIFFERENCE]))
-    return {"commit": commit.strip(), "uncommitted": saved}
+    return {"commit": commit.strip(), "uncommitted": bool(_git(folder, "diff", "HEAD", "--", "."))}
 
 
 def _git(folder: Path, *words: str) -> str | None:
@@ -204,3 +196,46 @@ def _gpus() -> list[str]:
     if torch is None or not torch.cuda.is_available():  # devices are counted also where their driver is too old
         return []
     return [torch.cuda.get_device_name(number) for number in range(torch.cuda.device_count())]
+
+
+def machine_facts() -> dict[str, Any]:
+    """Returns processor, cores, memory in bytes, system and Python of this machine; no names, addresses or paths."""
+    return {
+        "cpu": _cpu(),
+        "cores": os.cpu_count() or 0,
+        "memory_bytes": psutil.virtual_memory().total,
+        "system": _system(),
+        "python": platform.python_version(),
+    }
+
+
+def _system() -> str:
+    """Returns system, release and C library; ``platform.platform`` would start a program to find them."""
+    system, library = os.uname(), "".join(platform.libc_ver())
+    return "-".join([system.sysname, system.release, system.machine, *(["with", library] if library else [])])
+
+
+def dependency_versions() -> dict[str, str]:
+    """Returns the versions of what this package depends on, as far as it is installed here."""
+    try:
+        required = metadata.requires("digirl_dist") or []
+    except metadata.PackageNotFoundError:
+        return {}
+    names = {re.split(r"[^\w.-]", each, maxsplit=1)[0] for each in required}
+    return {name: version for name in sorted(names) if (version := version_of(name))}
+
+
+def version_of(package: str) -> str:
+    """Returns the version of an installed package; empty for one that is not."""
+    try:
+        return metadata.version(package)
+    except metadata.PackageNotFoundError:
+        return ""
+
+
+def _cpu() -> str:
+    try:
+        found = re.search(r"^model name\s*:\s*(.+)$", Path("/proc/cpuinfo").read_text(), re.MULTILINE)
+    except OSError:
+        found = None
+    return found[1][:200] if found else platform.machine()

@@ -7,9 +7,12 @@ import platform
 import time
 import uuid
 from contextlib import suppress
+from dataclasses import asdict, dataclass
 from io import FileIO
 from itertools import islice
 from pathlib import Path
+
+import msgspec
 
 from digirl_dist.errors import NoRunError, RunFolderError
 from digirl_dist.settings import regular_file
@@ -17,21 +20,96 @@ from digirl_dist.settings.nearest import nearest
 from digirl_dist.settings.paths import expanded
 from digirl_dist.storage import atomic_files, file_system
 from digirl_dist.storage.events import Events, Listener
-from digirl_dist.storage.run_identity import identity
+
+_FILE = "run.json"
+
+
+@dataclass(frozen=True)
+class _Place:
+    """Where a run folder lies. A renamed folder keeps its inode, a copy never does."""
+
+    machine: str
+    path: str
+    device: int
+    inode: int
+
+    @classmethod
+    def of(cls, folder: Path) -> _Place:
+        found = folder.stat()
+        return cls(platform.node(), str(folder.resolve()), found.st_dev, found.st_ino)
+
+    def __str__(self) -> str:
+        return f"{self.machine}:{self.path}"
+
+
+@dataclass(frozen=True)
+class _Record:
+    """The content of ``run.json``."""
+
+    run_id: str
+    place: _Place
+    """Where the run was used last."""
+
+
+def _identity(folder: Path) -> tuple[str, str]:
+    """Returns the id of the run in a folder, which is this process's alone for now, and of what it is a copy, if so.
+
+    Gives an id to a new run and to a copy. Raises RunFolderError if ``run.json`` is damaged, and OSError.
+    """
+    here = _Place.of(folder)
+    if not (folder / _FILE).exists():
+        return _given(folder, here)
+    noted = _read(folder)
+    if _is_copy(folder, here, noted.run_id, noted.place):
+        return _given(folder, here, str(noted.place))
+    if noted.place != here:
+        _write(folder, _Record(noted.run_id, here))
+    return noted.run_id, ""
+
+
+def _given(folder: Path, here: _Place, copy_of: str = "") -> tuple[str, str]:
+    """Gives the folder a new id."""
+    run_id = uuid.uuid4().hex[:12]
+    _write(folder, _Record(run_id, here))
+    return run_id, copy_of
+
+
+def _is_copy(folder: Path, here: _Place, run_id: str, noted: _Place) -> bool:
+    """Returns whether another folder has this id, or may have it; ``noted`` is where the run was used last.
+
+    Where the original is gone, what has come from another file system of this machine was moved.
+    """
+    if (noted.machine, noted.path) == (here.machine, here.path):
+        return False
+    if _is_another_with(run_id, Path(noted.path), folder):
+        return True
+    return noted.inode != here.inode and (noted.machine != here.machine or noted.device == here.device)
+
+
+def _is_another_with(run_id: str, folder: Path, than: Path) -> bool:
+    with suppress(OSError, ValueError, RunFolderError):
+        return _read(folder).run_id == run_id and not os.path.samefile(folder, than)
+    return False
+
+
+def _read(folder: Path) -> _Record:
+    """Raises RunFolderError if ``run.json`` is damaged, and OSError."""
+    path = folder / _FILE
+    try:
+        return msgspec.json.decode(regular_file.content(path), type=_Record)
+    except (msgspec.MsgspecError, ValueError, RecursionError) as error:  # ValueError: it is no Unicode
+        raise RunFolderError(f"{path} is damaged; restore it or choose another save_path") from error
+
+
+def _write(folder: Path, record: _Record) -> None:
+    atomic_files.write_json(folder / _FILE, asdict(record))
+
 
 _LOCK = ".lock"
 _READER_S = 0.1
 _MOST_FILES = 200_000
 FOLDERS = (
-    *(
-        "checkpoints",
-        "checkpoints/updates",
-        "evaluation",
-        "media",
-        "provenance",
-        "trajectories",
-        "trajectories/.closed",
-    ),
+    *("checkpoints", "checkpoints/updates", "evaluation", "media", "trajectories", "trajectories/.closed"),
     *("trajectories/.landing", "trajectories/.landing/evaluate", "trajectories/.landing/measure"),
     "trajectories/.refused",
 )
@@ -90,6 +168,17 @@ class RunFolder:
     def __init__(self, root: Path, configuration: str, keep: bool = False) -> None:
         """``keep`` leaves a ``config.yaml`` that is there as it is: a measurement does not change its run."""
         self.root = root
+        self.checkpoints, self.trajectories = root / "checkpoints", root / "trajectories"
+        self.metrics, self.evaluations = root / "metrics.jsonl", root / "evaluation.jsonl"
+        self.events = root / "events.jsonl"
+        self.leases = root / "leases.jsonl"
+        """Leases of tickets whose episodes have not landed."""
+        self.verdicts = root / "judge.jsonl"
+        """Verdicts of the model that judges, if there is one."""
+        self.media = root / "media"
+        """Animations of episodes, if the settings ask for any."""
+        self.dry_run = root / "dry_run"
+        """Files of a dry run's localhost workers; removed at its end."""
         self.host = f"{platform.node()}:{os.getpid()}-{uuid.uuid4().hex[:8]}"
         """Tells this process from others that use a folder of the same run, as clones of a machine do."""
         try:
@@ -97,57 +186,15 @@ class RunFolder:
             self._lock = self._take_lock()
             for name in ("", *FOLDERS):
                 atomic_files.sweep(root / name)
-            found = identity(root)
+            self.run_id, self.copy_of = _identity(root)
+            """The run's id, and machine and path of the run folder that this one was found to be a copy of, if so."""
             self._lock.truncate(0)
             self._lock.write(b"%d\n" % os.getpid())
-            self.run_id = found.run_id
-            self.copy_of = found.copy_of
-            """Machine and path of the run folder that this one was found to be a copy of, if so."""
             if not (keep and (root / "config.yaml").exists()):
                 atomic_files.write_text(root / "config.yaml", configuration)
         except OSError as error:
             where = error.filename2 or error.filename or root
             raise RunFolderError(f"save_path={root} cannot be used: {where}: {error.strerror or error}") from error
-
-    @property
-    def checkpoints(self) -> Path:
-        return self.root / "checkpoints"
-
-    @property
-    def trajectories(self) -> Path:
-        return self.root / "trajectories"
-
-    @property
-    def metrics(self) -> Path:
-        return self.root / "metrics.jsonl"
-
-    @property
-    def evaluations(self) -> Path:
-        return self.root / "evaluation.jsonl"
-
-    @property
-    def events(self) -> Path:
-        return self.root / "events.jsonl"
-
-    @property
-    def leases(self) -> Path:
-        """Leases of tickets whose episodes have not landed."""
-        return self.root / "leases.jsonl"
-
-    @property
-    def verdicts(self) -> Path:
-        """Verdicts of the model that judges, if there is one."""
-        return self.root / "judge.jsonl"
-
-    @property
-    def media(self) -> Path:
-        """Animations of episodes, if the settings ask for any."""
-        return self.root / "media"
-
-    @property
-    def dry_run(self) -> Path:
-        """Files of a dry run's localhost workers; removed at its end."""
-        return self.root / "dry_run"
 
     def evaluation(self, iteration: int) -> Path:
         """Returns the folder of the episodes that measured a checkpoint."""

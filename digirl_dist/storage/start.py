@@ -6,14 +6,17 @@ import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from digirl_dist.errors import CheckpointError, SettingsError
 from digirl_dist.settings.safe_yaml import read_mapping, read_yaml
 from digirl_dist.storage import atomic_files
-from digirl_dist.storage.checkpoint import Checkpoint, Checkpoints, read_checkpoint
+from digirl_dist.storage.checkpoint import Checkpoint, Checkpoints, read_checkpoint, reading
 from digirl_dist.storage.digest import file_digest
-from digirl_dist.storage.digirl_checkpoint import POLICY_FILE, DigirlCheckpoint
 from digirl_dist.types import Json
+
+if TYPE_CHECKING:
+    import torch
 
 
 @dataclass(frozen=True)
@@ -96,3 +99,33 @@ def _own(asked: Path) -> Checkpoint | None:
     if os.path.isdir(asked / "checkpoints"):
         return Checkpoints((asked / "checkpoints").resolve()).newest()
     return None
+
+
+POLICY_FILE = "pytorch_model.bin"
+_RANK_PREFIX = "module."
+_TIED = ("encoder.embed_tokens.weight", "decoder.embed_tokens.weight")
+"""The policy's embeddings by two more names."""
+
+
+@dataclass(frozen=True)
+class DigirlCheckpoint:
+    """The policy of a DigiRL or DistRL run, which has Auto-UI's form. How many updates made it is not written there."""
+
+    folder: Path
+
+    def state(self) -> dict[str, torch.Tensor]:
+        """Returns the policy's weights under the names of ``Auto-UI-Base``, loaded without running any code in them.
+
+        Runs on several GPUs put a prefix before each name. Raises CheckpointError if the file cannot be read.
+        """
+        import torch
+
+        from digirl_dist.storage.safe_torch_load import load_state
+
+        path = self.folder / POLICY_FILE
+        with reading(path):
+            content = load_state(path)
+        if not isinstance(content, Mapping) or not all(isinstance(each, torch.Tensor) for each in content.values()):
+            raise CheckpointError(f"{path} does not hold the weights of a policy")
+        named = {str(name).removeprefix(_RANK_PREFIX): tensor for name, tensor in content.items()}
+        return {name: tensor for name, tensor in named.items() if name not in _TIED}

@@ -68,7 +68,7 @@ def merged(parts: Sequence[bytes]) -> pa.Table | None:
 def of_episode(path: Path, iteration: int, ticket: int) -> list[Mapping[str, Json]]:
     """Returns the rows of an episode, from a file that may be a stranger's. Raises TrajectoryError."""
     found: list[Mapping[str, Json]] = []
-    with parquet.opened(path, _LIMITS, (SCHEMA,), "the table of an update") as file:
+    with parquet.opened(path, _LIMITS, SCHEMA, "the table of an update") as file:
         for batch in file.batches(_ROWS_AT_ONCE):
             if any(batch.column(name).null_count for name in SCHEMA.names if name not in _MAY_BE_NULL):
                 raise TrajectoryError("a cell is null")

@@ -18,8 +18,8 @@ from digirl_dist.algorithm.plugins import LearnsFrom
 from digirl_dist.assembly import schedule, validate
 from digirl_dist.assembly.agreement import agree
 from digirl_dist.assembly.parts import (
+    agent_plugin,
     algorithm_plugin,
-    build_agent,
     build_algorithm,
     device_of,
     record_start,
@@ -34,14 +34,13 @@ from digirl_dist.parallel.failure import say
 from digirl_dist.parallel.group import Group, GroupLimits, joined
 from digirl_dist.parallel.peers import OwnRows
 from digirl_dist.parallel.rank import Rank, is_of_jax, launched_rank
-from digirl_dist.settings import Settings, configuration
+from digirl_dist.settings import Settings, configuration, conversion
 from digirl_dist.storage import provenance
 from digirl_dist.storage.checkpoint import Checkpoints, loading
 from digirl_dist.storage.events import Events
-from digirl_dist.storage.of_ranks import newest_of_each_rank, of_rank
 from digirl_dist.storage.run_folder import RunFolder
 from digirl_dist.storage.status import Status
-from digirl_dist.storage.trajectory_store import Store
+from digirl_dist.storage.trajectory_store import Store, newest_of_each_rank, of_rank
 from digirl_dist.train.loop import (
     EpisodeReplay,
     EpisodeWindow,
@@ -55,7 +54,7 @@ from digirl_dist.train.streams import Stream, Streams
 from digirl_dist.train.watched_emulator import Watch, WatchedEmulator
 from digirl_dist.trajectory import Trajectory
 from digirl_dist.types import Json
-from digirl_dist.user_code.state import load_state
+from digirl_dist.user_code.entry_point import load_state
 
 _EVALUATION_SLOT = 10**6
 """The slot of the emulator that evaluates, which no emulator in training has."""
@@ -188,7 +187,7 @@ def _learner(context: RankContext, group: Group, compute_device: str) -> RankLea
     settings = context.settings
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(settings.seed)
-        agent = Placed(starting(settings, build_agent(settings, context.emulator.spec)), compute_device)()
+        agent = Placed(starting(settings, agent_plugin(settings).build(context.emulator.spec)), compute_device)()
         agent.train(False)
         algorithm = build_algorithm(settings, context.emulator)(agent, OwnRows(group))
     return RankLearner(group, agent, algorithm, settings.seed + group.rank.rank)
@@ -196,7 +195,7 @@ def _learner(context: RankContext, group: Group, compute_device: str) -> RankLea
 
 def _opened(settings: Settings, stack: ExitStack) -> RunFolder:
     """Opens the run folder, which rank 0 alone has, until the end."""
-    changes = provenance.changes_of(run_root(settings), configuration.as_mapping(settings))
+    changes = provenance.changes_of(run_root(settings), conversion.as_mapping(settings))
     folder = stack.enter_context(RunFolder(run_root(settings), configuration.to_yaml(settings)))
     status = Status(folder.root / "status.json", doing="train on all ranks")
     status.write()

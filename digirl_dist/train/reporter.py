@@ -19,7 +19,7 @@ from digirl_dist.storage.trajectory_store import Store
 from digirl_dist.train.loop import IterationReport, RankLearner
 from digirl_dist.train.streams import Stream
 from digirl_dist.trajectory import Trajectory
-from digirl_dist.user_code.state import saved_state
+from digirl_dist.user_code.entry_point import saved_state
 
 
 @dataclass(frozen=True)

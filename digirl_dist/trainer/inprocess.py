@@ -25,7 +25,7 @@ from digirl_dist.trainer.one_update import naming_too_little_memory, refuse_brok
 from digirl_dist.trainer.sifting import sift
 from digirl_dist.trajectory import Trajectory
 from digirl_dist.user_code.blame import blaming
-from digirl_dist.user_code.state import load_state
+from digirl_dist.user_code.entry_point import load_state
 
 _LONGEST_REASON = 500
 _NOT_OF_EPISODES = (MemoryError, torch.OutOfMemoryError, CheckpointError, OSError)

@@ -10,8 +10,8 @@ from collections.abc import Mapping, Sequence
 from types import ModuleType
 from typing import Any
 
-from digirl_dist.errors import SettingsError
-from digirl_dist.user_code.blame import RAISED, blaming
+from digirl_dist.errors import DigirlDistError, SettingsError, StateError
+from digirl_dist.user_code.blame import RAISED, blaming, described
 
 
 def import_module(name: str) -> ModuleType:
@@ -73,3 +73,19 @@ def load_entry_point(entry_point: str, key: str) -> Any:
         return getattr(module, name)
     except AttributeError as exc:
         raise SettingsError(f"{key}={entry_point}: {module.__file__} defines no {name}") from exc
+
+
+def saved_state(part: Any) -> Any:
+    """Returns what ``state_dict`` of an agent or algorithm returns. Raises StateError with the line that raised."""
+    with blaming(f"{type(part).__name__}.state_dict", StateError):
+        return part.state_dict()
+
+
+def load_state(part: Any, state: Any) -> None:
+    """Has an agent or algorithm load its state. Raises StateError if it cannot, for whatever reason."""
+    try:
+        part.load_state_dict(state)
+    except (DigirlDistError, MemoryError):
+        raise
+    except RAISED as error:
+        raise StateError(f"{type(part).__name__}.load_state_dict: {described(error)}") from error

@@ -41,7 +41,7 @@ from digirl_dist.rollout.slot import Slot
 from digirl_dist.storage import file_system
 from digirl_dist.storage.checkpoint import TensorInfo
 from digirl_dist.storage.file_system import in_words
-from digirl_dist.storage.machine import dependency_versions, machine_facts
+from digirl_dist.storage.provenance import dependency_versions, machine_facts
 from digirl_dist.user_code.packing import unpack_file
 from digirl_dist.worker_program.blobs import Blobs, FileBlobs
 from digirl_dist.worker_program.core import Effects, ProgramCore

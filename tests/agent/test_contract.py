@@ -17,7 +17,7 @@ from digirl_dist.emulator import DiscreteActions, EmulatorSpec
 from digirl_dist.errors import AgentError, SettingsError, StateError, TrainingError
 from digirl_dist.storage.checkpoint import Checkpoints
 from digirl_dist.trajectory import Decision, NoDecision, Observation
-from digirl_dist.user_code.state import load_state
+from digirl_dist.user_code.entry_point import load_state
 
 SEEN = [Observation("one"), Observation("two")]
 

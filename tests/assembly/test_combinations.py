@@ -10,7 +10,7 @@ import pytest
 
 from digirl_dist import Fleet
 from digirl_dist.api.training import compose
-from digirl_dist.assembly.parts import build_agent, build_device
+from digirl_dist.assembly.parts import agent_plugin, build_device
 from digirl_dist.assembly.validate import refuse_before_start
 from digirl_dist.errors import SettingsError
 from digirl_dist.settings import Settings
@@ -61,7 +61,7 @@ def test_an_agent_for_other_emulators_is_refused_naming_both_and_what_fits(
     else:
         device = build_device(settings, settings.emulator)
         if agent in ("device", "generic"):
-            assert build_agent(settings, device.spec)().feature_size > 0
+            assert agent_plugin(settings).build(device.spec)().feature_size > 0
 
 
 @pytest.mark.parametrize("algorithm", ALGORITHM.names())

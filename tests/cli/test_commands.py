@@ -53,6 +53,15 @@ def test_help_is_no_wider_than_the_terminal_and_breaks_no_word(
     assert shown[1].split() == shown[0].split()
 
 
+def test_a_key_for_experts_is_printed_and_works_as_any_other(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["settings", "limits", "--expert"]) == 0
+    shown = capsys.readouterr().out
+    assert "limits.stuck_s  (a number above 0" in shown and "limits.boot_s" not in shown
+    assert main(["settings", "limits"]) == 0
+    assert "limits.boot_s" in capsys.readouterr().out
+    assert configuration.load(HERE, "host", ["limits.stuck_s=7"]).limits.stuck_s == 7
+
+
 @pytest.mark.parametrize("name", names())
 def test_each_command_has_its_own_help(name: str, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as ended:
@@ -154,7 +163,7 @@ def test_the_configuration_in_a_run_folder_is_one_to_start_from(tmp_path: Path) 
         ("emulator=", "emulator=phone"),
         ("emulator.su", "emulator.success_reward="),
         ("algorithm.grpo.actor.le", "algorithm.grpo.actor.learning_rate="),
-        ("close=", "close=quorum"),
+        ("task_order=", "task_order=random"),
         ("train_algorithm=", "train_algorithm=grpo"),
         ("speculate=", "speculate=false"),
     ],

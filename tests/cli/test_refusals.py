@@ -14,7 +14,7 @@ from digirl_dist.child_process import environment
 pytestmark = pytest.mark.component
 
 MISTAKES = {
-    "rollout_size=-4 is out of range": ["run", "dry_run=true", "rollout_size=-4"],
+    "rollout_size must be a whole number from 1 to 1,000,000, not -4": ["run", "dry_run=true", "rollout_size=-4"],
     "the host name no-such-machine.invalid is unknown": ["run", "worker_ips=[no-such-machine.invalid]"],
     "127.0.0.1:1 cannot be reached": ["run", "worker_ips=['127.0.0.1:1']"],
     "save_path= is no path": ["run", "dry_run=true", "save_path="],
@@ -46,7 +46,7 @@ MISTAKES = {
     "error: . cannot be read: Is a directory": ["eval-jobs", "--eval_jobs_config", "."],
     "--fleet many: must be whole numbers": ["plan", "--fleet", "many"],
     "name a run that measured it, as --run runs/mine": ["plan"],
-    "limits.orphan_s=3.0 is out of range: set it to a number from 6": ["demo", "limits.orphan_s=3"],
+    "limits.orphan_s must be a number from 6 to 100,000,000, not 3": ["demo", "limits.orphan_s=3"],
     "emulator.setup=missing.sh is not there": ["demo", "emulator.setup=missing.sh"],
     "predicate=done must read module:name, as in predicate=my_file:Mine": [
         "demo",
@@ -57,7 +57,7 @@ MISTAKES = {
     "predicate=this_file_ends:x: module 'this_file_ends' cannot be imported from": [
         *("demo", "success=predicate", "predicate=this_file_ends:x"),
     ],
-    "image_size[0]=[] is out of range": ["demo", "emulator=rehearsal", "emulator.image_size=[[]]"],
+    "emulator.image_size must be a list": ["demo", "emulator=rehearsal", "emulator.image_size=[[]]"],
 }
 PROGRAM = """
 import contextlib, io, json, sys

@@ -18,9 +18,8 @@ from user_classes import Counter
 from digirl_dist.assembly import setup_doctor
 from digirl_dist.child_process import environment
 from digirl_dist.doctor.check import Check, as_table, would_start
-from digirl_dist.doctor.examine import Target, examine
-from digirl_dist.doctor.host import examine_emulators, examine_host
-from digirl_dist.doctor.requirements import MachineRequirements
+from digirl_dist.doctor.examine import Target, examine, examine_emulators, examine_host
+from digirl_dist.doctor.judgement import MachineRequirements
 from digirl_dist.doctor.trial import Trial, some_action, try_there
 from digirl_dist.emulator import BoxActions, DeviceActions, DiscreteActions, EmulatorSpec
 from digirl_dist.emulator.touch_actions import DeviceAction
@@ -124,7 +123,7 @@ def test_a_host_without_room_for_the_run(tmp_path: Path) -> None:
 def test_a_host_without_torch(tmp_path: Path) -> None:
     (tmp_path / "torch.py").write_text("raise ImportError('libc10.so is damaged')")
     program = (
-        "from digirl_dist.doctor.host import _torch; check = _torch(); print(check.ok, check.detail, check.remedy)"
+        "from digirl_dist.doctor.examine import _torch; check = _torch(); print(check.ok, check.detail, check.remedy)"
     )
     for paths, expected in ((f"{tmp_path}:{ROOT}", "False cannot be imported: libc10"), (str(ROOT), "True")):
         shown = subprocess.run(

@@ -12,7 +12,7 @@ import pytest
 
 from digirl_dist.assembly.validate import refuse_contradictions
 from digirl_dist.doctor.examine import Target, examine
-from digirl_dist.doctor.requirements import MachineRequirements
+from digirl_dist.doctor.judgement import MachineRequirements
 from digirl_dist.doctor.trial import Trial, some_action
 from digirl_dist.errors import SettingsError
 from digirl_dist.fleet.install import Package, build_wheel, ensure_installed, installed_python, requirements

@@ -15,7 +15,7 @@ import torch
 from gymnasium import spaces
 from PIL import Image
 
-from digirl_dist.assembly.parts import build_agent, build_device
+from digirl_dist.assembly.parts import agent_plugin, build_device
 from digirl_dist.emulator import DeviceActions
 from digirl_dist.emulator.browsergym import observed, touch
 from digirl_dist.emulator.gymnasium import GymnasiumEmulator, gymnasium_factory, gymnasium_spec
@@ -144,7 +144,7 @@ def test_the_device_agent_fits_such_an_environment() -> None:
     ]
     settings = load("config/multimachine", "host", words)
     device = build_device(settings, settings.emulator)
-    agent = build_agent(settings, device.spec)()
+    agent = agent_plugin(settings).build(device.spec)()
     emulator = device.factory()
     with torch.no_grad():
         (decision,) = agent.act([emulator.reset(device.tasks[0], 0)], [np.random.default_rng(0)])

@@ -19,7 +19,7 @@ import pytest
 from small_run import episode
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-from digirl_dist.assembly.validate import loggers_of, refuse_contradictions
+from digirl_dist.assembly.validate import refuse_contradictions
 from digirl_dist.errors import SettingsError
 from digirl_dist.plain_text import HIDDEN
 from digirl_dist.report import logger_process
@@ -345,9 +345,7 @@ def test_the_process_of_a_logger_ends_with_a_run_that_is_killed(tmp_path: Path) 
     assert not _is_alive(pid)
 
 
-def test_settings_choose_loggers_and_wandb_project_is_still_understood() -> None:
-    settings = configuration.load("config/multimachine", "host", ["dry_run=true", "wandb_project=mine"])
-    assert loggers_of(settings) == ["tensorboard", "wandb"]
+def test_an_unknown_logger_is_refused_with_the_nearest() -> None:
     settings = configuration.load("config/multimachine", "host", ["dry_run=true", "loggers=[mlfow]"])
     with pytest.raises(SettingsError, match=r"loggers: there is no 'mlfow'; did you mean 'mlflow'\?"):
         refuse_contradictions(settings)

@@ -18,6 +18,7 @@ from digirl_dist.settings import (
     Settings,
     TaskMode,
     configuration,
+    conversion,
 )
 
 pytestmark = pytest.mark.long_file(15)
@@ -107,23 +108,25 @@ def test_workers_of_a_site_relay_unless_relays_are_off(tmp_path: Path) -> None:
         ("bsize=0", "bsize must be a whole number from 1 to 4,096, or auto"),
         ("media=some", "media must be none, failures, all or top-3"),
         ("dry_run=maybe", "dry_run"),
-        ("parallel=cluster", "parallel"),
         ("train_algorithm=dqn", "train_algorithm"),
         ("emulator=iphone", "emulator: there is no 'iphone'; did you mean 'phone'?"),
         ("emulator=3", "emulator: there is no '3'; there are android"),
         ("trainer={}", "trainer: there is no '{}'; there are inprocess"),
         ("emulator=nothing", "there are android, androidworld, custom, gymnasium, miniwob, openenv, phone"),
         ("agent.processor.max_pixels=9", "no key 'agent.processor' with agent=device"),
-        ("nothing=2", "no key 'nothing'; docs/reference/settings.md has all keys"),
+        ("nothing=2", "no key 'nothing'; docs/reference/settings.md has the usual keys"),
         ("emulator.packages=minigrid", "emulator.packages must be a list, as emulator.packages=[a,b], not 'minigrid'"),
-        ("worker_ips={host: a}", "worker_ips must be a list, as worker_ips=[a,b]"),
+        ("worker_ips={host: a}", "worker_ips"),
         ("judge.request=3", "judge.request must be a mapping, as judge.request={a:b}, not 3"),
         ("limits=3", "limits must be given by its keys, as limits."),
-        ("save_path=[a]", "save_path must be a text, not ['a']"),
-        ("loggers=[[wandb]]", "loggers[0] must be a text, not ['wandb']"),
-        ("emulator.packages=[a, {b: 1}]", "emulator.packages[1] must be a text, not {'b': 1}"),
-        ("offline.data=[[a]]", "offline.data[0] must be a text, not ['a']"),
-        ("close=never", "close must be one of all, quorum, deadline, not 'never'"),
+        ("save_path=[a]", "save_path must be a path, not ['a']"),
+        ("loggers=[[wandb]]", "loggers must be a list, as loggers=[a,b], not [['wandb']]"),
+        ("offline.data=[[a]]", "offline.data must be a list, as offline.data=[a,b], not [['a']]"),
+        ("emulator.name=miniwob", "emulator.name=miniwob chooses nothing: choose by emulator=miniwob"),
+        ("close=never", "close must be all, a share as 0.9, or seconds as 600s, not 'never'"),
+        ("close=1.5", "close must be all, a share as 0.9, or seconds as 600s, not '1.5'"),
+        ("close=0s", "close must be all, a share as 0.9, or seconds as 600s, not '0s'"),
+        ("parallel=cluster", "parallel must be one of single, host, worker, not 'cluster'"),
         ("evaluation.every=[1]", "evaluation.every must be a whole number from 0 to 1,000,000,000, not [1]"),
         ("dry_run=maybe", "dry_run must be true or false, not 'maybe'"),
         ("dry_run=3", "dry_run must be true or false, not 3"),
@@ -132,7 +135,7 @@ def test_workers_of_a_site_relay_unless_relays_are_off(tmp_path: Path) -> None:
         ("agent=custom", "entry_point"),
         ("bsize", "not of the form key=value"),
         ("ssh.ping_s=15", "ssh.silence_s=12 must be at least twice ssh.ping_s=15: a link that is only quiet"),
-        ("limits.silence_s=1.5", "limits.silence_s=1.5 is out of range: set it to a number from 6"),
+        ("limits.silence_s=1.5", "limits.silence_s must be a number from 6 to 100,000,000, not 1.5"),
         ("temperature=1", "DigiRL's temperature is agent.temperature here"),
         ("emulator.max_steps=3", "there is no key 'emulator.max_steps'; did you mean 'max_steps'?"),
         ("capacity=100", "DigiRL's capacity is trainer.replay_size here"),
@@ -153,16 +156,15 @@ def test_a_wrong_setting_is_refused_by_name(override: str, message: str) -> None
         ("dry_run: 3", "dry_run must be true or false, not 3"),
         ("limits: {boot_s: true}", "limits.boot_s must be a number"),
         ("limits: {boot_s: x}", "limits.boot_s must be a number above 0"),
-        ("limits: 3", "limits must be given by its keys, not 3"),
-        ("emulator: {name: miniwob}", "emulator.name=miniwob chooses nothing, it is emulator=phone still"),
-        ("trainer: {name: torchrun}", "or in the defaults of a file, as `- override trainer: torchrun`"),
-        ("evaluation: 3", "evaluation must be given by its keys, not 3"),
+        ("limits: 3", "limits must be given by its keys, as limits.boot_s=…, not 3"),
+        ("emulator: {name: miniwob}", "or `- override emulator: NAME` in the defaults of a file"),
+        ("evaluation: 3", "evaluation must be given by its keys, as"),
         ("emulator: miniwob", "emulator is chosen in the file's defaults, as `- override emulator: miniwob`"),
         ("train_iterations: [3]", "train_iterations must be a whole number from 0 to 1,000,000,000, not [3]"),
-        ("worker_username: no", "worker_username must be a text, not False; on, off, yes and no need quotes"),
+        ("worker_username: no", "worker_username must be a text or null, not False; on, off, yes and no need quotes"),
         ("task_set: on", "task_set must be a text"),
-        ("task_set: '${x'", "${ begins a reference to another key and needs a }"),
-        ("judge: {request: {on: 1}}", "a key is True, which is no text: keys such as on, off"),
+        ("task_set: '${x'", "task_set"),
+        ("on: 1", "there is no key 'True', as keys are texts: on, off"),
     ],
 )
 def test_a_wrong_value_in_a_file_is_refused_as_on_the_command_line(line: str, message: str, tmp_path: Path) -> None:
@@ -185,7 +187,7 @@ def test_truth_has_the_words_of_yaml_and_two_numbers() -> None:
 
 
 def test_a_key_of_another_emulator_is_not_proposed() -> None:
-    with pytest.raises(SettingsError, match=r"no key 'emulator.task'; there are .*\bid\b"):
+    with pytest.raises(SettingsError, match=r"no key 'emulator.task' with emulator=gymnasium"):
         load("emulator=gymnasium", "emulator.task=CartPole-v1")
 
 
@@ -226,7 +228,7 @@ def test_keyword_arguments_are_free() -> None:
 
 
 def test_per_worker_overrides_are_checked() -> None:
-    merged = configuration.merged(GymnasiumSettings(id="A"), {"id": "B"}, "worker w1")
+    merged = conversion.merged(GymnasiumSettings(id="A"), {"id": "B"}, "worker w1")
     assert merged.id == "B"
     with pytest.raises(SettingsError, match="worker w1: .*idd"):
-        configuration.merged(GymnasiumSettings(), {"idd": "B"}, "worker w1")
+        conversion.merged(GymnasiumSettings(), {"idd": "B"}, "worker w1")

@@ -75,17 +75,6 @@ def test_further_columns_and_wider_types_do_no_harm(tmp_path: Path) -> None:
     assert described(read_datasets([str(tmp_path / "a.parquet")])) == described(EPISODES[:1])
 
 
-def test_files_of_earlier_versions_without_a_purpose_are_read(tmp_path: Path) -> None:
-    rows = pa.concat_tables([parquet.to_table(each) for each in EPISODES[:2]]).drop_columns(["purpose"])
-    pq.write_table(rows, tmp_path / "000000.parquet")
-    parquet.write(tmp_path / "000001.parquet", EPISODES[2:])
-    assert described(read_datasets([str(tmp_path)])) == described(EPISODES)
-    evaluated = parquet.to_table(episode(-5, 0)).drop_columns(["purpose"])
-    pq.write_table(evaluated, tmp_path / "evaluated.parquet")
-    read = read_datasets([str(tmp_path / "evaluated.parquet")])[0].ticket
-    assert (read.iteration, read.purpose) == (4, "evaluate")
-
-
 def test_what_holds_no_trajectories_is_named(tmp_path: Path) -> None:
     pq.write_table(pa.table({"a": [1]}), tmp_path / "foreign.parquet")
     with pytest.raises(TrajectoryError, match=r"foreign\.parquet holds no trajectories"):

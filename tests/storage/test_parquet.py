@@ -68,14 +68,6 @@ def test_params_that_are_none_or_differ_are_refused(said: str) -> None:
         parquet.from_table(altered)
 
 
-def test_files_from_before_there_were_params_are_read(tmp_path: Path) -> None:
-    old = parquet.to_table(episode()).drop_columns(["params"])
-    pq.write_table(old, tmp_path / "old.parquet", **parquet.AS_WRITTEN)
-    for read in (parquet.read, parquet.read_stored):
-        (found,) = read(tmp_path / "old.parquet")
-        assert found.ticket.task == Task("open_clock", "open it")
-
-
 def test_an_episode_is_a_small_part_of_a_large_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A viewer that shows one does not unpack the screenshots of all."""
     noise = np.random.default_rng(0)
@@ -99,7 +91,7 @@ def test_a_file_keeps_its_episodes_in_order(tmp_path: Path) -> None:
 
 def test_an_observation_is_stored_once(tmp_path: Path) -> None:
     rows = parquet.to_table(episode()).to_pylist()
-    assert [row["final_observation"] is None for row in rows] == [True, True, False]
+    assert [row["final_text"] is None for row in rows] == [True, True, False]
 
 
 @pytest.mark.parametrize("keep", [0, 10, 500])
@@ -137,21 +129,8 @@ def test_pandas_and_datasets_open_the_file_and_images_decode(tmp_path: Path) -> 
 
     parquet.write(tmp_path / "000000.parquet", [episode(0), episode(1)])
     frame = pd.read_parquet(tmp_path / "000000.parquet")
-    assert len(frame) == 6 and Image.open(io.BytesIO(frame["observation"][0]["image"])).size == (4, 6)
+    assert len(frame) == 6 and Image.open(io.BytesIO(frame["image"][0]["bytes"])).size == (4, 6)
     rows = datasets.load_dataset(
         "parquet", data_files=str(tmp_path / "*.parquet"), split="train", cache_dir=str(tmp_path / "cache")
     )
-    assert len(rows) == 6 and Image.open(io.BytesIO(rows[0]["observation"]["image"])).size == (4, 6)
-
-
-@pytest.mark.parametrize(("written", "read"), [(3, ("train", 3)), (-4, ("evaluate", 3))])
-def test_files_from_before_there_were_purposes_are_read(tmp_path: Path, written: int, read: tuple[str, int]) -> None:
-    """They had no such column, and counted measurements down from -1."""
-    seen = Observation("seen")
-    step = Step(seen, 1, -0.5, 1.0, terminated=True, truncated=False)
-    ticket = Ticket(written, 0, Task("t"), seed=1, policy_version=3)
-    table = parquet.to_table(Trajectory(ticket, "e", "w", 0, [step], seen, success=True))
-    table = table.drop_columns(["purpose", "achieved", "params"])
-    pq.write_table(table, tmp_path / "old.parquet")
-    (episode,) = parquet.read(tmp_path / "old.parquet")
-    assert (episode.ticket.purpose, episode.ticket.iteration) == read
+    assert len(rows) == 6 and rows[0]["image"].size == (4, 6)

@@ -125,14 +125,6 @@ def test_a_folder_from_another_machine_is_the_same_run_only_on_a_shared_file_sys
     assert found.copy_of == ("" if same_file_system else "elsewhere:/mnt/there")
 
 
-def test_a_run_of_an_earlier_version_keeps_its_id_and_is_told_from_its_copy_from_now_on(
-    original: Path, tmp_path: Path
-) -> None:
-    (original / "run.json").write_text('{"run_id": "abc"}')
-    assert started(original).run_id == "abc" == noted(original)["run_id"]
-    assert started(copied(original, tmp_path / "copy")).run_id != "abc"
-
-
 @pytest.mark.parametrize("path", ["\0", "x" * 5000, "/proc/self/mem", "/dev/null"])
 def test_a_place_that_cannot_be_looked_at_holds_no_run(path: str, original: Path) -> None:
     content = noted(original)

@@ -9,8 +9,7 @@ import numpy as np
 
 from digirl_dist.collection import CollectionResult
 from digirl_dist.parallel.rank import Rank
-from digirl_dist.storage.of_ranks import newest_of_each_rank, of_rank
-from digirl_dist.storage.trajectory_store import Store
+from digirl_dist.storage.trajectory_store import Store, newest_of_each_rank, of_rank
 from digirl_dist.tasks import Task, Ticket
 from digirl_dist.train.loop import EpisodeReplay, assign_indices, from_parquet_bytes, merge_ranks, to_parquet_bytes
 from digirl_dist.trajectory import Observation, Step, Trajectory

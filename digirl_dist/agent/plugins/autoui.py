@@ -7,8 +7,8 @@ from functools import partial
 from typing import TYPE_CHECKING, ClassVar
 
 from digirl_dist.agent.plugins import AgentPlugin, Suits, check_tokens
+from digirl_dist.settings.expert import MISSING, expert
 from digirl_dist.settings.extras import extra_needed
-from digirl_dist.settings.missing import MISSING
 from digirl_dist.settings.paths import Elsewhere, Folder
 from digirl_dist.settings.ranges import Few, FewOrNone, Positive, Share
 
@@ -34,7 +34,7 @@ class AutoUiSettings(AgentPlugin):
     critic_encoder: Folder | None = None
     """Folder on the host with the text encoder of the value functions, or its name on the Hugging Face hub, such as
     roberta-base; null: the policy's own."""
-    image_features: Few = 1408
+    image_features: Few = expert(1408)
     """Width of a screenshot's features."""
     previous_actions: FewOrNone = 1
     """Number of latest actions in the prompt. AutoUI was trained with 8, DigiRL with 1."""
@@ -42,7 +42,7 @@ class AutoUiSettings(AgentPlugin):
     """Longest answer in tokens."""
     temperature: Positive = 1.0
     """Temperature of sampling; log-probabilities are those of the tempered distribution."""
-    dropout: Share = 0.0
+    dropout: Share = expert(0.0)
     """Dropout while fitting."""
 
     def build(self, spec: EmulatorSpec) -> AgentFactory:

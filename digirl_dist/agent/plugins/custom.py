@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from digirl_dist.agent.contract import MEMBERS, completed
 from digirl_dist.agent.plugins import AgentPlugin
-from digirl_dist.settings.missing import MISSING
+from digirl_dist.settings.expert import MISSING
 from digirl_dist.user_code.entry_point import construct, load_callable, load_entry_point
 
 if TYPE_CHECKING:

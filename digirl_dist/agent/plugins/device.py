@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, ClassVar
 
 from digirl_dist.agent.plugins import AgentPlugin, Suits
 from digirl_dist.errors import SettingsError
+from digirl_dist.settings.expert import expert
 from digirl_dist.settings.plugins import values
 from digirl_dist.settings.ranges import Amount, FewOrNone, Pixels, Width
 
@@ -23,18 +24,18 @@ class DeviceAgentSettings(AgentPlugin):
     """Small policy: screenshot and instruction in, type of action and touch point out."""
 
     suits: ClassVar[Suits] = Suits.screens
-    short_side: Pixels = 80
+    short_side: Pixels = expert(80)
     """Screenshots are scaled so that their short side has this many pixels; a touch cell is 8 x 8 of them."""
-    width: Width = 64
+    width: Width = expert(64)
     """Channels of the network."""
     actions: list[str] = field(default_factory=list)
     """Types of action to choose from; empty: those that the emulator lists as useful, and typing at a point."""
     memory: FewOrNone = 8
     """Number of its latest actions that the policy sees; 0: none. Typing at a point needs one."""
-    saliency: Amount = 1.0
+    saliency: Amount = expert(1.0)
     """How strongly an untrained policy prefers to touch where something is drawn: at first, a cell's probability grows
     with this power of its contrast."""
-    reluctance: Amount = 2.0
+    reluctance: Amount = expert(2.0)
     """How reluctant an untrained policy is to repeat an action on the same screen: at first, by this many nats."""
     labels: bool = True
     """Whether the policy also reads the names of what is on the screen, where the emulator has them (MiniWoB++; your

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from digirl_dist.agent.plugins import AgentPlugin, Suits
-from digirl_dist.settings.chat import ChatSettings
+from digirl_dist.settings.expert import MISSING, expert
 from digirl_dist.settings.extras import extra_needed
-from digirl_dist.settings.missing import MISSING
+from digirl_dist.settings.judging import ChatSettings
 from digirl_dist.settings.ranges import FewOrNone, Pause
 
 if TYPE_CHECKING:
@@ -27,17 +27,17 @@ class EndpointSettings(ChatSettings, AgentPlugin):
     name: str = "endpoint"
     model: str = MISSING
     """Name of the model, as the server knows it."""
-    outage_s: Pause = 120.0
+    outage_s: Pause = expert(120.0)
     """Longest time, in seconds, to retry a server that is down, busy or over its quota; then the episode is abandoned
     and runs again."""
-    request: dict[str, Any] = field(default_factory=lambda: {"temperature": 1.0, "max_tokens": 256, "logprobs": True})
+    request: dict[str, Any] = expert({"temperature": 1.0, "max_tokens": 256, "logprobs": True})
     """Further keys of the request, as the server knows them; null omits one. With ``logprobs``, trajectories have the
     server's log-probabilities."""
-    seed: bool = True
+    seed: bool = expert(True)
     """Send a seed that follows from the ticket with each request; false for servers that refuse it."""
     system: str = ""
     """Your own rules for the model; empty: general ones that ask for one line of JSON."""
-    previous_actions: FewOrNone = 3
+    previous_actions: FewOrNone = expert(3)
     """Number of latest actions in the prompt."""
 
     @property

@@ -7,6 +7,7 @@ from functools import partial
 from typing import TYPE_CHECKING, ClassVar
 
 from digirl_dist.agent.plugins import AgentPlugin, Suits
+from digirl_dist.settings.expert import expert
 from digirl_dist.settings.plugins import values
 from digirl_dist.settings.ranges import Pixels, Width
 
@@ -21,9 +22,9 @@ class GenericAgentSettings(AgentPlugin):
 
     suits: ClassVar[Suits] = Suits.spaces
     name: str = "generic"
-    width: Width = 64
+    width: Width = expert(64)
     """Units of the hidden layers."""
-    short_side: Pixels = 80
+    short_side: Pixels = expert(80)
     """Pictures are scaled so that their short side has this many pixels."""
 
     def build(self, spec: EmulatorSpec) -> AgentFactory:

@@ -8,8 +8,8 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from digirl_dist.agent.plugins import AgentPlugin, Suits, check_tokens
+from digirl_dist.settings.expert import MISSING, expert
 from digirl_dist.settings.extras import extra_needed
-from digirl_dist.settings.missing import MISSING
 from digirl_dist.settings.paths import Elsewhere
 from digirl_dist.settings.plugins import values
 from digirl_dist.settings.ranges import Few, FewOrNone, Positive, Share
@@ -38,12 +38,12 @@ class LoraSettings:
     """Rank of the low-rank weights."""
     alpha: Few = 32
     """The low-rank weights are scaled by alpha / r."""
-    dropout: Share = 0.0
+    dropout: Share = expert(0.0)
     """Dropout of the input of the low-rank weights while fitting."""
     targets: list[str] = field(default_factory=lambda: ["q_proj", "k_proj", "v_proj", "o_proj"])
     """Layers that get low-rank weights, by the ends of their names; ``[all-linear]``: all of the model's but the
     last."""
-    exclude: str | None = None
+    exclude: str | None = expert(None)
     """Regular expression for the whole names of layers that get none, such as ``.*vision_tower.*``."""
 
 
@@ -65,13 +65,13 @@ class VlmSettings(AgentPlugin):
     """Temperature of sampling; log-probabilities are those of the tempered distribution."""
     system: str = ""
     """Your own rules for the model; empty: general ones that ask for one line of JSON."""
-    previous_actions: FewOrNone = 3
+    previous_actions: FewOrNone = expert(3)
     """Number of latest actions in the prompt."""
-    rows_at_once: Few = 8
+    rows_at_once: Few = expert(8)
     """Screens that pass through the model together, where nothing is learned."""
     gradient_checkpointing: bool = False
     """Recompute each layer's activations in the backward pass instead of keeping them: less memory, more time."""
-    processor: dict[str, Any] = field(default_factory=dict)
+    processor: dict[str, Any] = expert({})
     """Further arguments of the model's processor, such as ``max_pixels``."""
 
     def build(self, spec: EmulatorSpec) -> AgentFactory:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from digirl_dist.assembly.collectors import CollectorPlugin
 from digirl_dist.errors import SettingsError
 from digirl_dist.settings.ranges import Processes
-from digirl_dist.settings.ray import RayActorSettings
+from digirl_dist.settings.workers import RayActorSettings
 
 if TYPE_CHECKING:
     from digirl_dist.assembly.collector import RunContext

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from digirl_dist.assembly.collectors import CollectorPlugin
 from digirl_dist.errors import ClusterError, SettingsError
 from digirl_dist.fleet.pip_logins import split_logins
-from digirl_dist.settings.configuration import merged
+from digirl_dist.settings.conversion import merged
 from digirl_dist.settings.hosts import SlurmEntry, worker_entries, worker_name
 from digirl_dist.ssh.carrier import carrier
 

@@ -11,7 +11,7 @@ from digirl_dist.capacity import TYPICAL
 from digirl_dist.emulator import EmulatorSpec
 from digirl_dist.emulator.plugins import Device, EmulatorPlugin
 from digirl_dist.errors import SettingsError
-from digirl_dist.settings.missing import MISSING
+from digirl_dist.settings.expert import MISSING
 from digirl_dist.tasks import Task
 from digirl_dist.user_code.blame import blaming
 from digirl_dist.user_code.entry_point import load_callable, load_entry_point

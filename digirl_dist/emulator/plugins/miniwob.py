@@ -9,6 +9,7 @@ from typing import Any, ClassVar
 
 from digirl_dist.capacity import Needs
 from digirl_dist.emulator.plugins import Device, EmulatorPlugin
+from digirl_dist.settings.expert import expert
 from digirl_dist.settings.ranges import FewOrNone
 from digirl_dist.tasks import Task
 
@@ -21,7 +22,7 @@ class MiniwobSettings(EmulatorPlugin):
     name: str = "miniwob"
     task: Any = "click-test-2"
     """A page by name, several pages as a list or separated by commas, or ``all``."""
-    focus_ring: FewOrNone = 4
+    focus_ring: FewOrNone = expert(4)
     """Width in pixels of a ring around the focused element, which shows an agent where it clicked last; 0: the page's
     and browser's own drawing."""
 

@@ -8,8 +8,8 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from digirl_dist.emulator.plugins import Device, EmulatorPlugin
+from digirl_dist.settings.expert import MISSING, expert
 from digirl_dist.settings.extras import extra_needed
-from digirl_dist.settings.missing import MISSING
 from digirl_dist.settings.ranges import Real, Seconds
 from digirl_dist.tasks import Task
 
@@ -31,13 +31,13 @@ class OpenEnvSettings(EmulatorPlugin):
     which ``packages`` are installed."""
     project: str | None = None
     """Folder on the host and on each worker in which the server starts, such as a checkout of the environment."""
-    variables: dict[str, str] = field(default_factory=dict)
+    variables: dict[str, str] = expert({})
     """Environment variables of the server. The run folder records them, so put no secrets here."""
     observe: list[str] = field(default_factory=list)
     """Fields of an observation that are used; empty: all but ``metadata``."""
     actions: list[dict[str, Any]] = field(default_factory=list)
     """The actions to choose from, each the JSON object of a step; empty: those of the environment's schema."""
-    ready_s: Seconds = 120.0
+    ready_s: Seconds = expert(120.0)
     """Longest time from the server's start to its first observation, in seconds."""
     success_reward: Real | None = None
     """An episode is a success if its return is above this. null: above 0, and no success rate is reported until there

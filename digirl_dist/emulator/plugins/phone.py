@@ -8,6 +8,7 @@ from functools import partial
 
 from digirl_dist.capacity import Needs
 from digirl_dist.emulator.plugins import Device, EmulatorPlugin
+from digirl_dist.settings.expert import expert
 from digirl_dist.settings.plugins import values
 from digirl_dist.settings.ranges import FewOrNone, Share
 from digirl_dist.tasks import Task
@@ -23,7 +24,7 @@ class PhoneSettings(EmulatorPlugin):
     updates: FewOrNone = 0
     """Updates that each app offers, one after another, when it is opened. Accepting and declining take two steps
     each, for which there is room in ``max_steps`` unless it is set."""
-    endless_updates: Share = 0.3
+    endless_updates: Share = expert(0.3)
     """Share of the updates that never end once they are accepted. The screen does not tell which."""
 
     def build(self) -> Device:

@@ -7,7 +7,7 @@ import { go } from "./route.js";
 const FIRST = ["success_rate", "reward_mean", "emulator_busy", "iteration_s"];
 const TITLES = table({ success_rate: "success rate", reward_mean: "mean reward", emulator_busy: "emulators busy, of all time", iteration_s: "seconds per iteration", steps_mean: "mean steps" });
 const SHARES = ["success_rate", "emulator_busy", "collect_busy"];
-const APART = /^(seed|save_path|wandb_project|trainer\.device)$/;
+const APART = /^(seed|save_path|logger_project|trainer\.device)$/;
 
 export function overview(place, state) {
   const runs = [...state.runs.values()];

@@ -15,7 +15,7 @@ from single_steps import row_of
 
 from digirl_dist.agent import Agent
 from digirl_dist.algorithm.imitation import Imitation
-from digirl_dist.assembly.parts import build_agent, build_device
+from digirl_dist.assembly.parts import agent_plugin, build_device
 from digirl_dist.emulator.aitw import to_autoui
 from digirl_dist.emulator.plugins import Device
 from digirl_dist.emulator.touch_actions import DeviceAction
@@ -40,7 +40,7 @@ def parts(folders: Path, emulator: AndroidSettings) -> tuple[Device, Agent]:
     told = AutoUiSettings(model=model, vision_encoder=vision, image_features=FEATURES, answer_length=80)
     settings = Settings(agent=told, emulator=emulator)
     device = build_device(settings, emulator)
-    return device, build_agent(settings, device.spec)()
+    return device, agent_plugin(settings).build(device.spec)()
 
 
 def act(agent: Agent, seen: Observation, seed: int) -> dict[str, object]:

@@ -6,11 +6,11 @@ import re
 
 import pytest
 
-from digirl_dist.assembly.parts import build_agent, build_device
+from digirl_dist.assembly.parts import agent_plugin, build_device
 from digirl_dist.emulator.android.emulator import AndroidEmulator
 from digirl_dist.emulator.android.tasks import MAX_STEPS
 from digirl_dist.errors import SettingsError
-from digirl_dist.settings import AndroidSettings, Settings, configuration
+from digirl_dist.settings import AndroidSettings, Settings, configuration, conversion
 
 
 def load(*overrides: str) -> Settings:
@@ -24,7 +24,7 @@ def test_an_avd_is_all_that_must_be_named() -> None:
     assert device.spec.image_size == (800, 360)
     own = device.factory.args[0]  # type: ignore[attr-defined]  # below the memory of the agent
     assert own.func is AndroidEmulator and own.args == (settings.emulator,)
-    build_agent(settings, device.spec)
+    agent_plugin(settings).build(device.spec)
 
 
 def test_the_watchdog_is_patient_enough_for_boots_in_turn() -> None:
@@ -36,7 +36,7 @@ def test_the_watchdog_is_patient_enough_for_boots_in_turn() -> None:
 
 def test_values_can_be_given_per_worker() -> None:
     settings = load("emulator.avd=pixel")
-    merged = configuration.merged(settings.emulator, {"avd": None, "serials": ["10.0.0.7:5555"]}, "worker w1")
+    merged = conversion.merged(settings.emulator, {"avd": None, "serials": ["10.0.0.7:5555"]}, "worker w1")
     assert build_device(settings, merged).spec.image_size == (800, 360)
 
 
@@ -48,7 +48,7 @@ def test_values_can_be_given_per_worker() -> None:
         (["emulator.serials=[R58M]"], "on USB.*adb start-server.*emulator.adb_server=127.0.0.1:5037"),
         (
             ["emulator.avd=a", "emulator.image_size=[800]"],
-            "image_size=[800] is out of range: set it to a list of 2",
+            "emulator.image_size must be a list of 2, as emulator.image_size=[a,b], not [800]",
         ),
         (["emulator.avd=a", "emulator.first_port=5601"], "must be even"),
         (["emulator.avd=a", "emulator.masked=[[0,0,2,1]]"], "not [left, top, right, bottom]"),

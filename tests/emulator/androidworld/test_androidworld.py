@@ -21,7 +21,7 @@ from digirl_dist.emulator.androidworld import AndroidWorldEmulator, androidworld
 from digirl_dist.errors import EmulatorError, SettingsError
 from digirl_dist.fleet.roster import WorkerConfig
 from digirl_dist.settings import AndroidSettings, AndroidWorldSettings, InstallSettings, configuration
-from digirl_dist.setup.scripts import steps
+from digirl_dist.setup.prepare import steps
 from digirl_dist.ssh.connection import Address
 from digirl_dist.tasks import Task
 

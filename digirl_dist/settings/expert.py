@@ -1,0 +1,30 @@
+"""Keys that work as any other, but that the reference leaves out: few runs have a reason to change them."""
+
+from __future__ import annotations
+
+from copy import deepcopy
+from dataclasses import Field, field
+from functools import partial
+from typing import Any, TypeVar
+
+MISSING: Any = "???"
+"""How OmegaConf marks a value that must be given; spelled out so that workers need not import it."""
+
+
+_MARK = "expert"
+_Value = TypeVar("_Value")
+
+
+def expert(default: _Value) -> _Value:
+    """Returns the field of a settings class whose key is for experts: ``step_s: Seconds = expert(30.0)``."""
+    made: Any
+    if isinstance(default, list | dict):
+        made = field(default_factory=partial(deepcopy, default), metadata={_MARK: True})
+    else:
+        made = field(default=default, metadata={_MARK: True})
+    found: _Value = made
+    return found
+
+
+def is_expert(one: Field[Any]) -> bool:
+    return _MARK in one.metadata
