@@ -70,7 +70,7 @@ def _configurations(rng: random.Random, victim: Path) -> Iterator[tuple[str, Mak
     named = {
         "success": {"success": "predicate", "predicate": rng.choice(CALLED)},
         "judge": {"success": "judge", "judge": {"base_url": "http://127.0.0.1:9"}},
-        "hindsight": {"algorithm": {"filtered_bc": {"hindsight": {"most": 2, "achieved": rng.choice(CALLED)}}}},
+        "hindsight": {"algorithm": {"hindsight": {"most": 2, "achieved": rng.choice(CALLED)}}},
         "advantage": {"train_algorithm": "digirl", "algorithm": {"digirl": {"advantage": rng.choice(CALLED)}}},
         "algorithm": {"algorithm": {"entry_point": rng.choice(CALLED), "kwargs": {"x": 1}}},
         "setup": {"emulator": {"setup": str(victim)}},

@@ -191,15 +191,15 @@ def _luck(root: Path) -> Group:
     after: dict[str, tuple[str, ...]] = {
         "filtered_bc": (),
         "filtered_bc-alone": (
-            "algorithm.filtered_bc.hindsight.most=0", "algorithm.filtered_bc.actor.learning_rate=1e-3"
+            "algorithm.hindsight.most=0", "algorithm.filtered_bc.actor.learning_rate=1e-3"
         ),
         "digirl-paper": (
-            "train_algorithm=digirl", "algorithm.digirl.hindsight.most=0", "algorithm.digirl.lam=0.1",
+            "train_algorithm=digirl", "algorithm.hindsight.most=0", "algorithm.digirl.lam=0.1",
             "algorithm.digirl.actor.learning_rate=1e-3",
         ),
         "grpo": ("train_algorithm=grpo",),
         "grpo-alone": (
-            "train_algorithm=grpo", "algorithm.grpo.replay_weight=0", "algorithm.grpo.unsolved=0",
+            "train_algorithm=grpo", "algorithm.grpo.replay_weight=0", "algorithm.unsolved=0",
             "algorithm.grpo.actor.learning_rate=5e-4",
         ),
     }  # fmt: skip
@@ -221,9 +221,9 @@ def _luck(root: Path) -> Group:
 
 def _ablations() -> Group:
     left_out: dict[str, tuple[str, ...]] = {
-        "hindsight": ("algorithm.filtered_bc.hindsight.most=0",),
-        "loop-erasure": ("algorithm.filtered_bc.erase_loops=false",),
-        "unsolved": ("algorithm.filtered_bc.unsolved=0",),
+        "hindsight": ("algorithm.hindsight.most=0",),
+        "loop-erasure": ("algorithm.erase_loops=false",),
+        "unsolved": ("algorithm.unsolved=0",),
         "memory": ("agent.memory=0",),
         "saliency": ("agent.saliency=0",),
         "reluctance": ("agent.reluctance=0",),
@@ -241,7 +241,7 @@ def _ablations() -> Group:
             *(_on_multistep(name, *without) for name, without in left_out.items()),
             replace(_on_multistep("grpo", "train_algorithm=grpo"), group=_ALGORITHMS),
             _on_multistep("grpo-groups", "train_algorithm=grpo", "algorithm.grpo.group_size=1"),
-            _on_multistep("grpo-hindsight", "train_algorithm=grpo", "algorithm.grpo.hindsight.most=0"),
+            _on_multistep("grpo-hindsight", "train_algorithm=grpo", "algorithm.hindsight.most=0"),
         ),
     )
 

@@ -16,7 +16,7 @@ from digirl_dist.algorithm.advantages import (
     released_advantages,
     returns_to_go,
 )
-from digirl_dist.algorithm.hindsight import NO_HINDSIGHT, Hindsight
+from digirl_dist.algorithm.hindsight import USUAL, Experience
 from digirl_dist.algorithm.imitation import Imitation
 from digirl_dist.algorithm.optimizer import Fit, nobody_has, totals
 from digirl_dist.algorithm.options import DigirlOptions
@@ -135,11 +135,11 @@ class DigiRL:
         seed: int,
         peers: Peers = ALONE,
         rule: Rule | None = None,
-        hindsight: Hindsight = NO_HINDSIGHT,
+        experience: Experience = USUAL,
     ) -> None:
         """``rule`` is by default the paper's, without a horizon."""
         self._agent = agent
-        self._hindsight = hindsight
+        self._experience = experience
         self._settings = settings
         self._rule = rule or paper_rule(settings.lam)
         self._peers = peers
@@ -165,7 +165,7 @@ class DigiRL:
         self._updates += 1
         rows = [row for row in table if row.weight]
         tried = [] if offline else [each for each in replay if not self._is_held_out(each)]
-        held = unsolved_steps(tried, self._settings.unsolved, rows)
+        held = unsolved_steps(tried, self._experience.unsolved, rows)
         fits["actor"] = self._imitation.fit([*rows, *held])
         figures["actor_loss"] = fits["actor"].loss
         figures["skipped_steps"] = float(sum(fit.skipped for fit in fits.values()))
@@ -193,7 +193,7 @@ class DigiRL:
 
     def _look_at(self, newest: Sequence[Trajectory]) -> tuple[list[Seen], dict[str, float]]:
         """Returns those episodes and what they are relabelled to, and the share of the latter as a figure."""
-        episodes, relabelled = self._hindsight.added(newest, self._peers)
+        episodes, relabelled = self._experience.hindsight.added(newest, self._peers)
         tried = set(map(id, newest))
         lengths = [len(episode.steps) + 1 for episode in episodes]
         features = self._features([observation for episode in episodes for observation in _observations(episode)])
@@ -229,7 +229,7 @@ class DigiRL:
     def _rows(self, seen: Seen, weight: float) -> list[Row]:
         values = self._step_value(stack(seen.features, _FRAMES)).double().numpy()
         advantages, threshold = self._rule.advantages(seen.rewards, values), self._rule.threshold(len(seen.rewards))
-        leads = leading_on(seen.episode, self._settings.erase_loops)
+        leads = leading_on(seen.episode, self._experience.erase_loops)
         rows = []
         for place, (advantage, leads_on) in enumerate(zip(advantages.tolist(), leads, strict=True)):
             good = advantage > threshold

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from digirl_dist.agent import Agent
-from digirl_dist.algorithm.hindsight import NO_HINDSIGHT, Hindsight
+from digirl_dist.algorithm.hindsight import USUAL, Experience
 from digirl_dist.algorithm.imitation import Imitation
 from digirl_dist.algorithm.optimizer import nobody_has, totals
 from digirl_dist.algorithm.options import FilteredBcOptions
@@ -39,22 +39,22 @@ class FilteredBC:
         settings: FilteredBcOptions,
         seed: int,
         peers: Peers = ALONE,
-        hindsight: Hindsight = NO_HINDSIGHT,
+        experience: Experience = USUAL,
     ) -> None:
         self._settings = settings
-        self._hindsight = hindsight
+        self._experience = experience
         self._peers = peers
         self._imitation = Imitation(agent, settings.actor, seed, peers)
 
     def update(self, fresh: Sequence[Trajectory], replay: Sequence[Trajectory]) -> Learned:
-        episodes, relabelled = self._hindsight.added(replay, self._peers)
+        episodes, relabelled = self._experience.hindsight.added(replay, self._peers)
         returns = np.array([episode.reward for episode in episodes])
         kept = best(returns, self._settings.top_share, self._settings.min_return)
         table = self._judged(episodes, kept)
         rows = [row for row in table if row.weight]
         avoided = fatal(replay, len(rows), self._settings.avoid * mean_weight(rows))
         offline = nobody_has(fresh, self._peers)  # there nobody tries, so nothing is kept open
-        held = [] if offline else unsolved_steps(replay, self._settings.unsolved, rows)
+        held = [] if offline else unsolved_steps(replay, self._experience.unsolved, rows)
         fit = self._imitation.fit([*rows, *avoided, *held])
         table += [*avoided, *held]
         outcomes = (KEPT, AVOIDED, UNSOLVED, NOT_CHOSEN, NOT_GOOD, IN_LOOPS, UNDRAWN)
@@ -66,7 +66,7 @@ class FilteredBC:
         lowest = min((episodes[index].reward for index in kept), default=self._settings.min_return)
         shares = task_weights([episodes[index].ticket.task.id for index in kept])
         share_of = dict(zip(kept, shares, strict=True))
-        worth = self._settings.discount, self._settings.erase_loops
+        worth = self._settings.discount, self._experience.erase_loops
         table = []
         for index, episode in enumerate(episodes):
             if index in share_of:

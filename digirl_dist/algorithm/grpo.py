@@ -10,7 +10,7 @@ import torch
 
 from digirl_dist.agent import Agent
 from digirl_dist.algorithm.advantages import alike, clipped_gains, group_advantages, ratios_of
-from digirl_dist.algorithm.hindsight import NO_HINDSIGHT, Hindsight
+from digirl_dist.algorithm.hindsight import USUAL, Experience
 from digirl_dist.algorithm.imitation import log_probs_in_parts, log_probs_of
 from digirl_dist.algorithm.optimizer import MinibatchOptimizer, OptimizerIsTheState, totals
 from digirl_dist.algorithm.options import GrpoOptions
@@ -78,10 +78,10 @@ class Grpo(OptimizerIsTheState):
         settings: GrpoOptions,
         seed: int,
         peers: Peers = ALONE,
-        hindsight: Hindsight = NO_HINDSIGHT,
+        experience: Experience = USUAL,
     ) -> None:
         self._agent = agent
-        self._hindsight = hindsight
+        self._experience = experience
         self._settings = settings
         self._peers = peers
         self._optimizer = MinibatchOptimizer(agent.parameters(), settings.actor, seed, "the actor's loss", peers)
@@ -98,7 +98,7 @@ class Grpo(OptimizerIsTheState):
         rows = [row for row in table if row.outcome == KEPT]
         old = self._weigh(rows)
         imitated, relabelled = self._imitated(replay)
-        beside = [*imitated, *unsolved_steps(replay, self._settings.unsolved, imitated)]
+        beside = [*imitated, *unsolved_steps(replay, self._experience.unsolved, imitated)]
         self._weigh_imitated(beside)
         everything, batch = [*rows, *beside], _batch(rows, beside, old)
         fit = self._optimizer.fit(len(everything), lambda some: self._loss(everything, batch, some), fresh=len(rows))
@@ -130,13 +130,13 @@ class Grpo(OptimizerIsTheState):
         """
         if not self._settings.replay_weight:
             return [], {}
-        episodes, relabelled = self._hindsight.added(replay, self._peers)
+        episodes, relabelled = self._experience.hindsight.added(replay, self._peers)
         tasks = [episode.ticket.task.id for episode in episodes]
         surplus = surpluses([one.reward for one in episodes], tasks, expected_returns(replay))
         better = [(episode, more) for episode, more in zip(episodes, surplus, strict=True) if more > 0]
         shares = task_weights([episode.ticket.task.id for episode, _ in better])
         reason = "its episode ended better than its task lately does"
-        worth = _DISCOUNT, self._settings.erase_loops
+        worth = _DISCOUNT, self._experience.erase_loops
         rows = [
             row
             for (episode, more), share in zip(better, shares, strict=True)

@@ -87,6 +87,18 @@ def _in_words(goal: Goal) -> list[Task]:
 NO_HINDSIGHT = Hindsight((), 0)
 
 
+@dataclass(frozen=True)
+class Experience:
+    """What the imitating algorithms learn from alike: see ``settings.algorithms.ExperienceSettings``."""
+
+    hindsight: Hindsight = NO_HINDSIGHT
+    erase_loops: bool = True
+    unsolved: float = 0.3
+
+
+USUAL = Experience()
+
+
 def _key(goal: Goal) -> str:
     return json.dumps(goal, sort_keys=True)
 

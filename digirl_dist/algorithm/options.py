@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from typing import ClassVar
 
 from digirl_dist.errors import SettingsError
-from digirl_dist.settings.algorithms import ActorSettings, HindsightSettings, OptimizerSettings, ValueSettings
+from digirl_dist.settings.algorithms import ActorSettings, OptimizerSettings, ValueSettings
 from digirl_dist.settings.expert import expert
 from digirl_dist.settings.ranges import Amount, Count, CountOrNone, Few, Positive, Rate, Real, Share, SomeShare
 
@@ -37,12 +37,6 @@ class GrpoOptions:
     replay_weight: Amount = 1.0
     """Mean weight of self-imitation: steps of replay episodes, of any iteration, that ended better than their task's
     recent average. 0: only fresh episodes teach."""
-    erase_loops: bool = expert(True)
-    """Do not imitate a step if its screen comes back later, before anything was earned."""
-    unsolved: Amount = expert(0.3)
-    """Weight of a step of the replay's oldest policy, relative to an imitated step, in tasks that no episode has
-    solved. There the policy keeps trying what solved tasks do not need. 0: off."""
-    hindsight: HindsightSettings = field(default_factory=HindsightSettings)
     actor: GrpoActorSettings = field(default_factory=GrpoActorSettings)
 
 
@@ -80,12 +74,6 @@ class DigirlOptions:
     """``paper``: how fast the step advantage shifts from the outcome to the values, going back from the end."""
     discount: Share = 0.5
     """``code``: discount of the returns that are added to the step advantage."""
-    erase_loops: bool = expert(True)
-    """A step is never good if its screen comes back later, before anything was earned (false: as published)."""
-    unsolved: Amount = expert(0.3)
-    """Weight of a step of the replay's oldest policy, relative to an imitated step, in tasks that no episode has
-    solved. There the policy keeps trying what solved tasks do not need. 0: off (as published)."""
-    hindsight: HindsightSettings = field(default_factory=HindsightSettings)
     VALIDATION_SHARE: ClassVar[float] = 0.2
     """Share of the episodes that are held out of training, to measure losses and accuracies."""
     warmup_iterations: CountOrNone = 0
@@ -117,15 +105,8 @@ class FilteredBcOptions:
     """Episodes are imitated only if their return is above this."""
     discount: Share = 0.7
     """Discount of the return to go by which steps are weighted, so that detours long before a success count little."""
-    erase_loops: bool = expert(True)
-    """Do not imitate a step if its screen comes back later, before anything was earned. Set this to false if a needed
-    action leaves no trace on the screen."""
     avoid: Amount = 1.0
     """Weight of an action that ended an episode without success, relative to an imitated one. Such actions are made
     less likely. 0: failures teach nothing."""
-    unsolved: Amount = expert(0.3)
-    """Weight of a step of the replay's oldest policy, relative to an imitated step, in tasks that no episode has
-    solved. There the policy keeps trying what solved tasks do not need. 0: off."""
-    hindsight: HindsightSettings = field(default_factory=HindsightSettings)
     actor: ActorSettings = field(default_factory=lambda: ActorSettings(epochs=20, max_examples=3000))
     """How the policy is fitted. Few steps are good at first, so there are many passes over them."""

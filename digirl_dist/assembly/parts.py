@@ -192,7 +192,7 @@ def build_algorithm(settings: Settings, device: Device) -> AlgorithmFactory:
     if not agent_plugin(settings).learns:
         return lambda agent, peers: NoTraining()
     return algorithm_plugin(settings).build(
-        LearningContext(settings.seed, settings.train_iterations, device.max_steps, device.tasks)
+        LearningContext(settings.seed, settings.train_iterations, device.max_steps, device.tasks, settings.algorithm)
     )
 
 

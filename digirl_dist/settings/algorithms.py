@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 
 from digirl_dist.settings.expert import expert
 from digirl_dist.settings.plugins import ALGORITHM, AlgorithmBlock, settings_classes
-from digirl_dist.settings.ranges import Count, Few, FewOrNone, Positive, Rate
+from digirl_dist.settings.ranges import Amount, Count, Few, FewOrNone, Positive, Rate
 
 
 @dataclass
@@ -63,7 +63,20 @@ class ValueSettings(OptimizerSettings):
 
 
 @dataclass
-class AlgorithmSettingsBase:
+class ExperienceSettings:
+    """What filtered_bc, digirl and grpo learn from beside what an algorithm's own block says."""
+
+    hindsight: HindsightSettings = field(default_factory=HindsightSettings)
+    erase_loops: bool = True
+    """Do not imitate a step if its screen comes back later, before anything was earned. Set this to false if a needed
+    action leaves no trace on the screen, or for DigiRL as published."""
+    unsolved: Amount = 0.3
+    """Weight of a step of the replay's oldest policy, relative to an imitated step, in tasks that no episode has
+    solved. There the policy keeps trying what solved tasks do not need. 0: off (DigiRL as published)."""
+
+
+@dataclass
+class AlgorithmSettingsBase(ExperienceSettings):
     """One block per algorithm; ``train_algorithm`` names the one in use. Or your own algorithm."""
 
     entry_point: str | None = None

@@ -258,9 +258,9 @@ def _eval_iterations(value: Any, values: Values) -> Became:
 _DIGIRL_CODE = {
     "algorithm.digirl.advantage": "code",
     "algorithm.digirl.top_share": 0.1,
-    "algorithm.digirl.erase_loops": False,
-    "algorithm.digirl.hindsight.most": 0,
-    "algorithm.digirl.unsolved": 0,
+    "algorithm.erase_loops": False,
+    "algorithm.hindsight.most": 0,
+    "algorithm.unsolved": 0,
 }
 KEYS: dict[str, Rule] = {
     "task_set": _task_set,
@@ -325,10 +325,10 @@ KEYS: dict[str, Rule] = {
         filteredbc=Became(
             {
                 "train_algorithm": "filtered_bc",
-                "algorithm.filtered_bc.erase_loops": False,
-                "algorithm.filtered_bc.hindsight.most": 0,
+                "algorithm.erase_loops": False,
+                "algorithm.hindsight.most": 0,
                 "algorithm.filtered_bc.avoid": 0,
-                "algorithm.filtered_bc.unsolved": 0,
+                "algorithm.unsolved": 0,
             }
         ),
     ),

@@ -43,6 +43,7 @@ _ON_WORKERS = (
     *("dry_run_workers", "ssh", "slurm", "install"),
 )
 _OVER_SSH = ("worker_ips", "worker_username", "worker_run_path", "worker_python", "relay", "ssh", "slurm", "install")
+_IMITATING, _SHARED = ("filtered_bc", "digirl", "grpo"), ("hindsight", "erase_loops", "unsolved")
 _RULES = (
     _Rule("predicate", "success", ("predicate",), waits=False),
     _Rule("offline.data", "train_mode", ("offline", "offline_to_online"), waits=False),
@@ -62,7 +63,9 @@ _RULES = (
     _Rule("train_algorithm", "algorithm.entry_point", ("null",)),
     *(_Rule(f"algorithm.{name}", "train_algorithm", (name,)) for name in ALGORITHM.names()),
     *(_Rule(f"algorithm.{name}", "algorithm.entry_point", ("null",)) for name in ALGORITHM.names()),
-    *(_Rule(f"algorithm.{name}.hindsight.achieved", f"algorithm.{name}.hindsight.most") for name in ALGORITHM.names()),
+    *(_Rule(f"algorithm.{name}", "train_algorithm", _IMITATING) for name in _SHARED),
+    *(_Rule(f"algorithm.{name}", "algorithm.entry_point", ("null",)) for name in _SHARED),
+    _Rule("algorithm.hindsight.achieved", "algorithm.hindsight.most"),
     _Rule("algorithm.digirl.lam", "algorithm.digirl.advantage", ("paper",)),
     _Rule("algorithm.digirl.discount", "algorithm.digirl.advantage", ("code",)),
     _Rule("emulator.endless_updates", "emulator.updates"),

@@ -17,6 +17,7 @@ from digirl_dist.algorithm.advantages import returns_to_go
 from digirl_dist.algorithm.digirl import DigiRL, paper_rule
 from digirl_dist.algorithm.filtered_bc import FilteredBC
 from digirl_dist.algorithm.grpo import Grpo
+from digirl_dist.algorithm.hindsight import Experience
 from digirl_dist.algorithm.imitation import imitation_loss
 from digirl_dist.algorithm.optimizer import batches, fault_of
 from digirl_dist.algorithm.options import GrpoActorSettings
@@ -169,7 +170,7 @@ def test_filtered_bc_imitates_a_step_that_changed_nothing_only_if_one_asks_for_i
     seen = Observation("", None, np.zeros(3, np.float32))
     steps = [Step(seen, at, -1.0, float(at), at == 1, False) for at in range(2)]
     won = Trajectory(Ticket(0, 0, Task("t"), 0, 0), "e", "w", 0, steps, seen, True)
-    algorithm = FilteredBC(policy(), FilteredBcSettings(erase_loops=drops), seed=3)
+    algorithm = FilteredBC(policy(), FilteredBcSettings(), seed=3, experience=Experience(erase_loops=drops))
     figures, _ = algorithm.update([won], [won])
     assert (figures["kept_steps"], figures["left_in_loops"], figures["left_not_good"]) == (kept, 2 - kept, 0)
 
@@ -281,10 +282,11 @@ def test_what_was_chosen_in_an_unsolved_task_stays_likelier_there(name: str, sha
     solved = [_tried("solved", 0, 1.0, action=1), _tried("solved", 0, 0.0, action=2)]
     replay = [*solved * 4, *(_tried("unsolved", 0, 0.0, action=2) for _ in range(4))]
     agent, own = policy(), GrpoActorSettings(epochs=20, learning_rate=5e-3)
+    shared = Experience(unsolved=share)
     settings = {
-        "filtered_bc": lambda: FilteredBC(agent, FilteredBcSettings(unsolved=share, avoid=0.0), seed=3),
-        "digirl": lambda: DigiRL(agent, measuring_nothing(unsolved=share), seed=3, rule=paper_rule(0.5, 10)),
-        "grpo": lambda: Grpo(agent, GrpoSettings(unsolved=share, actor=own), seed=3),
+        "filtered_bc": lambda: FilteredBC(agent, FilteredBcSettings(avoid=0.0), seed=3, experience=shared),
+        "digirl": lambda: DigiRL(agent, measuring_nothing(), 3, rule=paper_rule(0.5, 10), experience=shared),
+        "grpo": lambda: Grpo(agent, GrpoSettings(actor=own), seed=3, experience=shared),
     }
     algorithm = settings[name]()
     figures, table = algorithm.update(replay, replay)

@@ -22,7 +22,7 @@ from digirl_dist.algorithm.advantages import (
     returns_to_go,
 )
 from digirl_dist.algorithm.digirl import DigiRL, Rule, paper_rule, released_rule, stack
-from digirl_dist.algorithm.hindsight import Hindsight
+from digirl_dist.algorithm.hindsight import Experience, Hindsight
 from digirl_dist.algorithm.selection import held_out, top_quantile
 from digirl_dist.algorithm.table import HELD_OUT, IN_LOOPS
 from digirl_dist.algorithm.values import SuccessValue, calibration_error, calibration_gaps, two_class_loss
@@ -213,8 +213,8 @@ def test_steps_that_changed_nothing_are_never_good_unless_one_asks_for_it_as_pub
     steps = [Step(seen[at], 1, -0.7, float(at == 2), at == 2, False) for at in range(3)]
     won = Trajectory(Ticket(0, 0, Task("t"), 0, 0), "e", "w", 0, steps, seen[3], True)
     for drops, expected in ((True, 1), (False, 2)):
-        settings = DigirlSettings(lam=0.71, erase_loops=drops)
-        algorithm = DigiRL(Coin(Counter.spec), settings, seed=0)
+        rule, experience = paper_rule(0.71), Experience(erase_loops=drops)
+        algorithm = DigiRL(Coin(Counter.spec), DigirlSettings(), seed=0, rule=rule, experience=experience)
         (looked_at,), _ = algorithm._look_at([won])
         rows = algorithm._rows(looked_at, weight=1.0)
         assert [row.observation for row in rows if row.weight][:expected] == seen[2 - expected : 2]
@@ -252,7 +252,7 @@ def test_what_is_relabelled_makes_no_instruction_look_easy() -> None:
     failed = [replace(one, ticket=replace(one.ticket, task=asked)) for one in (episode(n, [0, 0]) for n in range(40))]
     hindsight = Hindsight((), 3, lambda one: [(1, f"another task than {one.episode_id}")])
     settings = measuring_nothing(instruction_value=ValueSettings(epochs=200))
-    algorithm = DigiRL(Coin(Counter.spec), settings, seed=0, hindsight=hindsight)
+    algorithm = DigiRL(Coin(Counter.spec), settings, seed=0, experience=Experience(hindsight))
     assert algorithm.update(failed, failed).figures["relabelled_share"] == 0.5
     starts = torch.stack([torch.tensor([0.0, parity]) for parity in (0.0, 1.0)])
     assert algorithm._instruction_value(starts).amax() < 0.1

@@ -13,6 +13,7 @@ from digirl_dist.emulator.phone import layout, phone_tasks
 from digirl_dist.emulator.phone.apps import APPS
 from digirl_dist.errors import TrainingError
 from digirl_dist.settings import FilteredBcSettings, HindsightSettings, PhoneSettings
+from digirl_dist.settings.algorithms import ExperienceSettings
 from digirl_dist.tasks import Task, Ticket
 from digirl_dist.trajectory import Goal, Observation, Step, Trajectory
 from digirl_dist.types import Json
@@ -201,9 +202,8 @@ def test_an_algorithm_relabels_with_the_tasks_of_its_run() -> None:
     from digirl_dist.parallel.peers import ALONE
     from tests.algorithm.test_digirl import Coin, Counter
 
-    context = LearningContext(0, 1, 3, tasks=TASKS)
     met = episode("abc", {1: {"goal": 3}}, {0: 1, 1: 1})
     for most, share in ((3, 0.5), (0, 0.0)):
-        settings = FilteredBcSettings(hindsight=HindsightSettings(most=most))
-        algorithm = settings.build(context)(Coin(Counter.spec), ALONE)
+        context = LearningContext(0, 1, 3, tasks=TASKS, experience=ExperienceSettings(HindsightSettings(most=most)))
+        algorithm = FilteredBcSettings().build(context)(Coin(Counter.spec), ALONE)
         assert algorithm.update([met], [met]).figures["relabelled_share"] == share

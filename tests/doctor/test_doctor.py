@@ -177,7 +177,7 @@ def test_the_doctor_counts_the_gpus_of_the_training_processes(monkeypatch: pytes
         (["agent=custom", "agent.entry_point=os:getcwd"], "cannot be called as it will be"),
         (["task_mode=evaluate"], "holds no checkpoint to measure"),
         (["trainer.device=cuda:7"], "cuda:7"),
-        (["algorithm.filtered_bc.hindsight.achieved=nowhere:mine"], "module 'nowhere' cannot be imported"),
+        (["algorithm.hindsight.achieved=nowhere:mine"], "module 'nowhere' cannot be imported"),
     ],
 )
 def test_the_doctor_refuses_what_a_run_would_refuse(words: list[str], said: str, tmp_path: Path) -> None:

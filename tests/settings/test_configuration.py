@@ -131,7 +131,7 @@ def test_workers_of_a_site_relay_unless_relays_are_off(tmp_path: Path) -> None:
         ("dry_run=maybe", "dry_run must be true or false, not 'maybe'"),
         ("dry_run=3", "dry_run must be true or false, not 3"),
         ("emulator.shuffle_icons=7", "emulator.shuffle_icons must be true or false, not 7"),
-        ("algorithm.grpo.erase_loops='2'", "algorithm.grpo.erase_loops must be true or false, not '2'"),
+        ("algorithm.erase_loops='2'", "algorithm.erase_loops must be true or false, not '2'"),
         ("agent=custom", "entry_point"),
         ("bsize", "not of the form key=value"),
         ("ssh.ping_s=15", "ssh.silence_s=12 must be at least twice ssh.ping_s=15: a link that is only quiet"),

@@ -26,7 +26,7 @@ PAIRS = [
     ("dry_run_workers=3", "dry_run=true"),
     ("algorithm.grpo.group_size=8", "train_algorithm=grpo"),
     ("algorithm.kwargs.a=1", "algorithm.entry_point=mine:Mine"),
-    ("algorithm.filtered_bc.hindsight.achieved=os:getcwd", "algorithm.filtered_bc.hindsight.most=1"),
+    ("algorithm.hindsight.achieved=os:getcwd", "algorithm.hindsight.most=1"),
     ("emulator.endless_updates=0.5", "emulator.updates=1"),
 ]
 """A key with a value, and what reads it."""
@@ -38,6 +38,10 @@ CONTRADICTIONS = [
     (["parallel=single", "ssh.connect_s=5"], "ssh.connect_s is not read with parallel=single"),
     (["collector=ray", "install.uv=true"], "install.uv is not read with collector.name=ray: add collector.name=ssh"),
     (["inference=host", "push_dtype=bfloat16"], "push_dtype is not read with inference=host: add inference=worker"),
+    (
+        ["train_algorithm=ppo", "algorithm.unsolved=0.5"],
+        "algorithm.unsolved is not read with train_algorithm=ppo: add train_algorithm=filtered_bc or",
+    ),
     (
         ["train_algorithm=grpo", "algorithm.entry_point=a:B"],
         "train_algorithm is not read with algorithm.entry_point=a:B",
@@ -57,7 +61,7 @@ CONTRADICTIONS = [
 def test_a_key_without_what_reads_it_is_refused_and_with_it_accepted(key: str, reader: str) -> None:
     name = key.partition("=")[0]
     with pytest.raises(SettingsError, match=rf"^{name} is not read with .*, or leave {name} out$"):
-        configuration.load(HERE, "host", [key, *(["algorithm.filtered_bc.hindsight.most=0"] * ("hind" in key))])
+        configuration.load(HERE, "host", [key, *(["algorithm.hindsight.most=0"] * ("hind" in key))])
     configuration.load(HERE, "host", [key, reader])
 
 
@@ -112,8 +116,7 @@ def test_what_only_ranks_read_is_refused_by_a_host_and_the_other_way_round(capsy
 def test_every_rule_is_about_keys_that_there_are() -> None:
     known = {".".join(place) for place, _ in key_places.all_keys()}
     for rule in unread._RULES:
-        if not rule.key.startswith("algorithm.ppo.hindsight"):  # which this algorithm does without
-            assert {rule.key, rule.decider} <= known, rule
+        assert {rule.key, rule.decider} <= known, rule
     assert set(unread._OF_A_HOST) | set(unread._OF_RANKS) <= known
 
 

@@ -135,7 +135,7 @@ def test_lines_are_read_in_bounded_memory_the_newest_first(tmp_path: Path, monke
         "worker_python: /bin/sh",
         "success: judge",
         "train_algorithm: digirl\nalgorithm: {digirl: {advantage: 'os:system'}}",
-        "algorithm: {filtered_bc: {hindsight: {achieved: 'os:system'}}}",
+        "algorithm: {hindsight: {achieved: 'os:system'}}",
         "algorithm: {entry_point: 'os:system'}",
         "emulator: {name: gymnasium, id: 'antigravity:Env-v0'}",
         "agent: {name: custom, entry_point: 'os:system'}",

@@ -166,7 +166,7 @@ def test_b7_the_policy_loads_without_any_wrapper(three: Path) -> None:
 def test_an_episode_is_explained_by_what_its_own_rank_learned_from(tmp_path: Path) -> None:
     folder, off = (
         tmp_path / "run",
-        [f"algorithm.filtered_bc.{name}=0" for name in ("avoid", "unsolved", "hindsight.most")],
+        [f"algorithm.{name}=0" for name in ("filtered_bc.avoid", "unsolved", "hindsight.most")],
     )
     more = ["train_algorithm=filtered_bc", "algorithm.filtered_bc.top_share=0.5", "trainer.replay_size=3", *off]
     ended = launch(ranks(2, *MODULE, *words(folder, "distributed.steps=30", "train_iterations=2", *more)))

@@ -12,7 +12,7 @@ from enum import Enum
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from digirl_dist.errors import TrainingError
-from digirl_dist.settings.algorithms import HindsightSettings
+from digirl_dist.settings.algorithms import ExperienceSettings
 from digirl_dist.settings.plugins import AlgorithmBlock
 from digirl_dist.tasks import Task
 from digirl_dist.trajectory import Trajectory
@@ -20,7 +20,7 @@ from digirl_dist.user_code.entry_point import construct, load_callable, load_ent
 
 if TYPE_CHECKING:
     from digirl_dist.algorithm import AlgorithmFactory
-    from digirl_dist.algorithm.hindsight import Hindsight
+    from digirl_dist.algorithm.hindsight import Experience
     from digirl_dist.algorithm.table import Learned
 
 _KEY = "algorithm.entry_point"
@@ -54,6 +54,7 @@ class LearningContext:
     """Longest episode, if that is known."""
     tasks: Sequence[Task] = ()
     """The task set."""
+    experience: ExperienceSettings = field(default_factory=ExperienceSettings)
 
 
 @dataclass
@@ -72,12 +73,14 @@ class AlgorithmPlugin(AlgorithmBlock, ABC):
         """What makes the algorithm for an agent. Raises SettingsError before anything is made."""
 
 
-def hindsight_of(settings: HindsightSettings, context: LearningContext) -> Hindsight:
-    """What relabels the run's episodes. Raises SettingsError for a function that cannot be found."""
-    from digirl_dist.algorithm.hindsight import Hindsight
+def experience_of(context: LearningContext) -> Experience:
+    """Returns what the imitating algorithms learn from. Raises SettingsError for a function that cannot be found."""
+    from digirl_dist.algorithm.hindsight import Experience, Hindsight
 
-    achieved = None if settings.achieved is None else load_entry_point(settings.achieved, "hindsight.achieved")
-    return Hindsight(tuple(context.tasks), settings.most, achieved)
+    settings, name = context.experience, context.experience.hindsight.achieved
+    achieved = None if name is None else load_entry_point(name, "algorithm.hindsight.achieved")
+    hindsight = Hindsight(tuple(context.tasks), settings.hindsight.most, achieved)
+    return Experience(hindsight, settings.erase_loops, settings.unsolved)
 
 
 @dataclass

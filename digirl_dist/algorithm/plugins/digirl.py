@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from digirl_dist.algorithm.options import DigirlOptions
-from digirl_dist.algorithm.plugins import AlgorithmPlugin, LearningContext, hindsight_of
+from digirl_dist.algorithm.plugins import AlgorithmPlugin, LearningContext, experience_of
 from digirl_dist.user_code.entry_point import load_entry_point
 
 if TYPE_CHECKING:
@@ -21,8 +21,8 @@ class DigirlSettings(DigirlOptions, AlgorithmPlugin):
     def build(self, context: LearningContext) -> AlgorithmFactory:
         from digirl_dist.algorithm.digirl import DigiRL
 
-        rule, hindsight = self.rule(context.max_steps), hindsight_of(self.hindsight, context)
-        return lambda agent, peers: DigiRL(agent, self, context.seed, peers, rule, hindsight)
+        rule, experience = self.rule(context.max_steps), experience_of(context)
+        return lambda agent, peers: DigiRL(agent, self, context.seed, peers, rule, experience)
 
     def rule(self, horizon: int | None) -> Rule:
         """Returns which steps are good, of episodes of at most ``horizon`` steps (None: not known)."""

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from digirl_dist.algorithm.options import FilteredBcOptions
-from digirl_dist.algorithm.plugins import AlgorithmPlugin, LearningContext, hindsight_of
+from digirl_dist.algorithm.plugins import AlgorithmPlugin, LearningContext, experience_of
 
 if TYPE_CHECKING:
     from digirl_dist.algorithm import AlgorithmFactory
@@ -19,5 +19,5 @@ class FilteredBcSettings(FilteredBcOptions, AlgorithmPlugin):
     def build(self, context: LearningContext) -> AlgorithmFactory:
         from digirl_dist.algorithm.filtered_bc import FilteredBC
 
-        hindsight = hindsight_of(self.hindsight, context)
-        return lambda agent, peers: FilteredBC(agent, self, context.seed, peers, hindsight)
+        experience = experience_of(context)
+        return lambda agent, peers: FilteredBC(agent, self, context.seed, peers, experience)
