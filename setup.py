@@ -27,8 +27,6 @@ VLM = ["transformers>=5.0", "peft>=0.18"]
 OPENENV = ["websockets>=15"]  # the client; the server is OpenEnv's, in whatever Python has it
 RAY = ["ray>=2.40"]
 BRIDGES = ["rsl-rl-lib>=5.5,<6", "skrl>=2.1,<3", "stable-baselines3>=2.7"]
-# For `script/bench ray`. Not ray[rllib], which pins a gymnasium that miniwob refuses; RLlib runs with others.
-PEERS = ["ray>=2.40", "dm-tree", "lz4", "ormsgpack>=1.7", "pandas", "scipy", "tensorboardX>=1.9", "torchrl>=0.6"]
 HUB = ["huggingface_hub>=0.34"]
 VIEW = ["starlette>=0.45", "uvicorn>=0.34"]
 DATA = ["pandas>=2.0"]
@@ -49,7 +47,7 @@ setup(
     package_data={
         "digirl_dist.config": ["**/*.yaml"],
         "digirl_dist.worker": ["**/*.sh", "*.md"],
-        "digirl_dist": ["py.typed", "**/*.html", "viewer/static/*"],
+        "digirl_dist": ["py.typed", "report/static/*"],
     },
     include_package_data=False,
     install_requires=[
@@ -85,7 +83,6 @@ setup(
         "miniwob": MINIWOB,
         "mlflow": MLFLOW,
         "openenv": OPENENV,
-        "peers": PEERS,
         "ray": RAY,
         "trackio": TRACKIO,
         "view": VIEW,

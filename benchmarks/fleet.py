@@ -40,7 +40,7 @@ def main() -> None:
             here.stack.enter_context(_programs(folders))
         fleet = here.ours("fleet", machines, LIMITS)
         started = time.monotonic()
-        while missing := sum(state.slots == 0 for state in fleet.fleet_collector.table.states.values()):
+        while missing := sum(state.slots == 0 for state in fleet.collector.table.states.values()):
             with waiting_for(f"{missing} of {WORKERS} workers to join:"):
                 fleet.iteration(1000 + len(fleet.fleet.manifests), 8)
         ready_s = time.monotonic() - started

@@ -20,9 +20,7 @@ import torch
 from torch import nn
 
 from benchmarks.measure import sized, waiting_for
-from chaos.sshd import Sshd
-from digirl_dist.collect import Collector
-from digirl_dist.collect.ahead import AheadCollector
+from benchmarks.sshd import Sshd
 from digirl_dist.collect.dispatch import DispatchRules
 from digirl_dist.collect.fleet_collector import FleetCollector
 from digirl_dist.collect.iteration import Closing
@@ -140,9 +138,8 @@ class Ours:
         self._relays = relays
         self.fleet = self._fleet(folder, machines, weight, dtype)
         status = Status(folder / "status.json")
-        collector = FleetCollector(self.fleet, limits, DispatchRules(), Closing(), self.store, self._events, status)
-        self.collector: Collector = collector
-        self.fleet_collector = collector
+        parts = limits, DispatchRules(), Closing(), self.store, self._events, status
+        self.collector = FleetCollector(self.fleet, *parts)
 
     def _fleet(
         self, folder: Path, machines: Sequence[Machine], weight: tuple[int, int], dtype: PushDtype
@@ -173,14 +170,9 @@ class Ours:
             change(self._policy)
         return self._checkpoints.save(iteration, self._policy.state_dict(), {}, {})
 
-    def go_ahead(self, count: int) -> None:
-        """From now on collect one iteration of ``count`` tickets ahead."""
-        self.collector = AheadCollector(self.collector, lambda number, _: tickets(number, count), 1, 10**9)
-
     def close_early(self, share: float) -> None:
         """From now on an iteration closes with this share of its episodes; the others count in the next one."""
-        terms = self.fleet_collector.terms
-        self.fleet_collector.terms = replace(terms, closing=Closing(share))
+        self.collector.terms = replace(self.collector.terms, closing=Closing(share))
 
     def warm_up(self, rounds: int = 100) -> None:
         """Until every slot of every worker has acted, so that nothing is started while we measure."""
@@ -201,7 +193,7 @@ class Ours:
         with waiting_for(f"iteration {number} of {self.name}:", lambda: f"{self._came(number)}/{count} episodes"):
             result = self.collector.collect(checkpoint, wanted)
         self.store.append(result)
-        assert len(result.trajectories) == count or self.fleet_collector.terms.closing.share < 1
+        assert len(result.trajectories) == count or self.collector.terms.closing.share < 1
         return result, time.monotonic() - started
 
     def push(self, checkpoint: Checkpoint) -> tuple[float, int]:

@@ -7,7 +7,7 @@ from pathlib import Path
 import griffe
 
 import digirl_dist
-from digirl_dist.cli.command import command, names
+from digirl_dist.cli.main import COMMANDS
 from digirl_dist.settings.reference import sections
 
 PURPOSES = {
@@ -23,7 +23,6 @@ PURPOSES = {
     "jax": "skrl's agents of JAX (`examples/skrl_ppo.py`)",
     "judge": "`success=judge`",
     "miniwob": "`emulator=miniwob`",
-    "peers": "comparisons by `script/bench ray`",
     "ray": "`collector=ray`",
     "release": "`script/release`",
     "view": "`digirl-dist view`",
@@ -72,8 +71,8 @@ def prose(text):
 def commands():
     """The help of every command."""
     parts = ["# Commands\n", "`digirl-dist` alone shows what there is; each command explains itself with `--help`.\n"]
-    for name in names():
-        shown = command(name).parser().format_help()
+    for name, command in COMMANDS.items():
+        shown = command.parser(name).format_help()
         parts.append(f"## {name}\n\n```text\n{shown.rstrip()}\n```\n")
     return "\n".join(parts)
 

@@ -13,7 +13,7 @@ import hypothesis
 import pytest
 from layers import LAYERS, UNIT, guarded, layer
 
-from chaos.sshd import SBIN
+from benchmarks.sshd import SBIN
 
 os.environ.setdefault("CUDA_VISIBLE_DEVICES", "")  # what needs a GPU is script/gpu; tests count on the CPU's numbers
 os.environ.setdefault("JAX_PLATFORMS", "cpu")

@@ -109,7 +109,6 @@ COMMANDS: dict[str, Callable[[Path, Path], None]] = {
     "atif": lambda folder, place: _cli("export", str(folder), "--to", "atif", str(place / folder.name)),
     "policy": lambda folder, place: _cli("export", str(folder), "--to", "policy", str(place / f"{folder.name}-policy")),
     "eval": lambda folder, place: _cli("eval", str(folder)),
-    "reproduce": lambda folder, place: _cli("reproduce", str(folder), "--into", str(place / "again")),
     "start_from": _start,
     "explain": _explain,
     "Run": _api,

@@ -10,7 +10,6 @@ import subprocess
 import sys
 from functools import partial
 from importlib import import_module
-from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -19,23 +18,13 @@ pytestmark = pytest.mark.component
 ROOT = Path(__file__).resolve().parent.parent
 
 FIGURES = {
-    "busy": {"sync", "ahead"},
     "collect": {"vs_digirl", "vs_distrl", "vs_light_no_faults"},
-    "ddp": {"speedup"},
-    "delta": {"bytes_ratio", "vs_entropy", "encode_mb_s", "decode_mb_s"},
     "fleet": {"slots", "host_cores", "host_rss_mb"},
-    "inference": {"vs_worker"},
     "overhead": {"iteration_s", "command_s"},
-    "overlap": {"speedup"},
     "pull": {"vs_scp", "first_episode_s"},
     "push": {"vs_scp_parallel", "unchanged_s", "unchanged_bytes", "changed_5pct_bytes_ratio"},
-    "ray": {"vs_best"},
     "relay": {"vs_one_worker"},
     "scaling": {"efficiency"},
-    "store": {"open", "append"},
-    "straggler": {"over_ideal"},
-    "vector": {"CartPole-v1_vs_async", "ALE/Pong-v5_vs_async"},
-    "viewer": {"first_paint_s", "filter_s", "episode_s", "server_mb"},
     "worker": {"phone_ms_per_step", "miniwob_ms_per_step"},
 }
 LIMITED = {"limited_vs_scp_serial", "delta_bytes_ratio"}
@@ -49,11 +38,6 @@ def sshd() -> None:
         give_up("sshd is missing: apt-get install openssh-server")
 
 
-ALONE = {"busy", "ray"}
-"""Run as people run them, in a process of their own: one for the others, whose Python and torch need not start anew,
-and the one that joins a Ray cluster."""
-
-
 def run(name: str, **variables: str) -> subprocess.CompletedProcess[str]:
     environment = {**os.environ, "BENCH_MINIATURE": "1", **variables}
     command = [sys.executable, "-m", f"benchmarks.{name}"]
@@ -65,10 +49,6 @@ def told(
     name: str, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest
 ) -> tuple[str, str]:
     """Returns what a benchmark in miniature prints to stdout and stderr."""
-    if name in ALONE:
-        done = run(name)
-        assert done.returncode == 0, done.stderr
-        return done.stdout, done.stderr
     monkeypatch.setattr(sys, "argv", [f"{name}.py"])
     monkeypatch.setattr("benchmarks.measure.MINIATURE", True)
     monkeypatch.setenv("HOME", os.environ["HOME"])  # inference gives itself another one
@@ -82,10 +62,6 @@ def wanted(name: str) -> set[str]:
     """The names of a benchmark's figures on this machine."""
     if name == "push" and os.getuid() == 0 and shutil.which("tc"):
         return FIGURES[name] | LIMITED
-    if name == "ray":
-        return FIGURES[name] | {
-            f"vs_{peer}" for peer, needs in (("rllib", "tree"), ("torchrl", "torchrl")) if find_spec(needs)
-        }
     return FIGURES[name]
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 import shlex
 import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
@@ -16,7 +15,7 @@ import scripts
 
 from digirl_dist.assembly.parts import build_device
 from digirl_dist.assembly.validate import refuse_before_start
-from digirl_dist.cli.command import command, names
+from digirl_dist.cli.main import COMMANDS
 from digirl_dist.settings import Settings, configuration, key_places
 from digirl_dist.settings.keys import keys_of
 from digirl_dist.settings.places import HERE
@@ -102,12 +101,6 @@ def test_a_folder_that_holds_something_else_is_left_as_it_is(tmp_path: Path, scr
     assert not (tmp_path / "site" / "page.html").exists() and (tmp_path / "thesis.tex").exists()
 
 
-@pytest.mark.component
-def test_the_diagrams_are_those_that_the_script_draws() -> None:
-    drawn = subprocess.run([sys.executable, ROOT / "script" / "diagrams", "--check"], capture_output=True, text=True)
-    assert drawn.returncode == 0, drawn.stderr
-
-
 def commands(page: Path) -> Iterator[list[str]]:
     """Yields the words of each command of ours in a page, from its blocks and its text."""
     text = page.read_text().replace("\\\n", " ")
@@ -130,8 +123,8 @@ PAGES = [
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
 def test_every_command_of_a_page_is_one_that_is_understood(page: Path) -> None:
     for name, *words in commands(page):
-        if name in names():
-            options = command(name).parser().parse_intermixed_args(words)
+        if name in COMMANDS:
+            options = COMMANDS[name].parser(name).parse_intermixed_args(words)
             if getattr(options, "config_path", None) in (HERE, "config/multimachine"):
                 chosen = [f"emulator={options.emulator}"] if getattr(options, "emulator", None) else []
                 given = [each for each in getattr(options, "overrides", ()) if "=" in each]

@@ -4,17 +4,15 @@ from __future__ import annotations
 
 import json
 import time
-from dataclasses import asdict, replace
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from benchmarks.results import leaderboard, ranks
 from benchmarks.results.page import Section, draw, table, write
 from benchmarks.results.plan import Group, Run, Series, groups, measurements_of, runs_of, shortened
 from benchmarks.results.reading import found, read
 from digirl_dist.assembly.validate import refuse_contradictions
-from digirl_dist.settings import DeviceAgentSettings
 from digirl_dist.settings.configuration import Source
 
 pytestmark = pytest.mark.long_file(15)
@@ -127,74 +125,3 @@ def test_every_planned_run_composes_and_only_equal_ones_share_a_folder(tmp_path:
 def test_runs_that_go_on_from_others_begin_with_the_policy_of_their_seed(tmp_path: Path) -> None:
     [run] = runs_of(Group("g", "", "", (Series("s", 1, 1, (), after=tmp_path / "a"),)), [7], tmp_path)
     assert f"start_from={tmp_path / 'a' / 'seed-7'}" in run.overrides()
-
-
-def test_ranks_are_compared_by_the_steps_to_a_threshold(tmp_path: Path) -> None:
-    (tmp_path / "results").mkdir()
-    for run in ranks.rank_runs(tmp_path, [0]):
-        if run.problem is ranks.PROBLEMS[0] and run.divided and run.world < 4:
-            run.folder.mkdir(parents=True)
-            slower = 1 if run.world == 1 else 2
-            lines = [
-                {"global_step": 1024 * (k + 1), "episodes": k % 2, "reward_mean": 100.0 * k / slower if k % 2 else None}
-                for k in range(run.iterations)
-            ]
-            (run.folder / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
-    told = ranks.section(tmp_path, [0], tmp_path)
-    one, two = [line for line in told.splitlines() if line.startswith("| CartPole")]
-    # The mean of the two or three latest odd iterations is at least 300 when these are 1, 3, 5, or 5, 7.
-    assert one == "| CartPole-v1 | 300 | divided | 1 | 1 | 6 ± 0 | 1.00 | 3700 ± 0 |"
-    assert two == "| CartPole-v1 | 300 | divided | 2 | 1 | 9 ± 0 | 1.50 | 1850 ± 0 |"
-    assert (tmp_path / "results" / "ranks.png").read_bytes().startswith(b"\x89PNG")
-    assert ranks.section(tmp_path / "nothing", [0], tmp_path) == ""
-
-
-def test_a_row_says_when_two_iterations_in_a_row_had_succeeded_and_is_kept(tmp_path: Path) -> None:
-    run = leaderboard.run_of("click-test", "grpo", 3, tmp_path)
-    record(run, [0.2, 0.85, 0.7, 0.9, 0.94, 0.6])
-    row = leaderboard.row_of(run, "click-test", "grpo", "abc1234")
-    assert (row.reached, row.end, row.episodes[4], row.seconds[4]) == (4, pytest.approx(0.77), 50, 150.0)
-    leaderboard.write(tmp_path, [row])
-    page = (tmp_path / "leaderboard.md").read_text()
-    command = "`script/leaderboard --task click-test --recipe grpo --seeds 3`"
-    assert f"| click-test | grpo | 3 | 1 of 1 | 50 | 2.5 | 0.77 | abc1234 | {command} |" in page
-    assert page.count("| grpo |") == 1 and "- `filtered_bc`: phone-default, phone-easy" in page
-    not_run = page.split("- `grpo`:")[1].splitlines()[0]
-    assert "phone-default" in not_run and "click-test," not in not_run
-    assert (tmp_path / "results" / "leaderboard.png").read_bytes().startswith(b"\x89PNG")
-
-
-def test_a_row_that_exists_is_not_run_again(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    row = leaderboard.Row("click-test", "grpo", 0, "abc1234", "2026-05-04", [10, 20], [0.9, 0.9], [1.0, 2.0])
-    (tmp_path / "leaderboard.jsonl").write_text(json.dumps(asdict(row)) + "\n")
-    asked = [
-        "--task",
-        "click-test",
-        "--recipe",
-        "grpo",
-        "--seeds",
-        "0",
-        "--out",
-        str(tmp_path),
-        "--runs",
-        str(tmp_path),
-    ]
-    assert leaderboard.main(asked) == 0
-    assert "==" not in capsys.readouterr().out
-    assert leaderboard.rows(tmp_path / "leaderboard.jsonl") == [row]
-
-
-@pytest.mark.component
-def test_every_row_of_the_leaderboard_composes(tmp_path: Path) -> None:
-    for task in leaderboard.TASKS:
-        recipe = leaderboard.recipes_of(task)[-1]
-        run = leaderboard.run_of(task, recipe, 0, tmp_path)
-        settings = Source("config/multimachine", "host", tuple(run.overrides())).load()
-        assert settings.train_algorithm == "grpo"
-        assert isinstance(settings.agent, DeviceAgentSettings) and settings.agent.labels is (recipe == "grpo")
-
-
-def test_the_phone_which_has_no_labels_is_not_run_without_them(tmp_path: Path) -> None:
-    leaderboard.write(tmp_path, [])
-    missing = (tmp_path / "leaderboard.md").read_text().split("- `grpo-pixels`:")[1]
-    assert "click-test" in missing and "phone" not in missing

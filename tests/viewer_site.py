@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
-from digirl_dist import Run
 from digirl_dist.emulator import chromium
 from digirl_dist.viewer.server import Viewer
 
@@ -22,7 +21,7 @@ _FLAGS = tuple(f"{flag}, EXCLUDE 127.0.0.1" if flag == _NOBODY else flag for fla
 
 @contextmanager
 def served(folders: Sequence[Path]) -> Iterator[Viewer]:
-    viewer = Viewer([Run(folder) for folder in folders])
+    viewer = Viewer(folders)
     serving = threading.Thread(target=viewer.serve, daemon=True)
     serving.start()
     try:

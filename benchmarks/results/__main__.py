@@ -7,12 +7,14 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from benchmarks.results import page, ranks
+from benchmarks.results import page
 from benchmarks.results.plan import groups, runs_of, shortened
 from benchmarks.results.reading import found
 from benchmarks.results.running import finish
 
 _ROOT = Path(__file__).resolve().parents[2]
+_KEPT = "On several ranks"
+"""A section of the page whose runs are no longer made."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -25,21 +27,19 @@ def main(argv: Sequence[str] | None = None) -> int:
     if not options.page:
         wanted = [group for group in planned if group.name in (options.only or [one.name for one in planned])]
         failed = finish([run for group in wanted for run in runs_of(group, options.seeds, root)])
-        if not options.quick and ranks.NAME in (options.only or [ranks.NAME]):
-            failed += ranks.finish(ranks.rank_runs(root, options.seeds))
     sections = [page.Section(group, found(group, runs_of(group, options.seeds, root))) for group in planned]
     told = folder / "results.md"
-    before = page.sections_of(told.read_text()).get(ranks.TITLE, "") if told.exists() else ""
+    before = page.sections_of(told.read_text()).get(_KEPT, "") if told.exists() else ""
     page.write(folder, sections, "script/results" + (" --quick" if options.quick else ""), options.note)
     with told.open("a") as file:
-        file.write("\n" + (ranks.section(root, options.seeds, folder) or before))
+        file.write("\n" + before)
     print(f"wrote {folder / 'results.md'}")
     return 1 if failed else 0
 
 
 def _options(argv: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="script/results", description=__doc__)
-    names = [*(group.name for group in groups(Path())), ranks.NAME]
+    names = [group.name for group in groups(Path())]
     parser.add_argument("--only", action="append", choices=names, help="make the runs of this group; may be repeated")
     parser.add_argument("--seeds", type=_numbers, default=[0, 1, 2], help="for example 0,1,2")
     parser.add_argument("--quick", action="store_true", help="four small iterations of each: does everything run?")

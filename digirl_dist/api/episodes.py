@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import base64
+import html
 import io
 import operator
 from collections.abc import Callable, Iterator, Sequence
@@ -15,19 +17,15 @@ from PIL import Image
 from digirl_dist.api import arguments
 from digirl_dist.errors import SettingsError
 from digirl_dist.plain_text import one_line
-from digirl_dist.report import episodes as film
-from digirl_dist.report.markup import element, to_html
-from digirl_dist.report.picture import SHOWN_FORMATS
+from digirl_dist.report.picture import SHOWN_FORMATS, film
+from digirl_dist.report.viewed import caption
 from digirl_dist.trajectory import Trajectory
 
 if TYPE_CHECKING:
     import pandas
 
-_STYLE = """
-.digirl-film{display:flex;gap:10px;overflow-x:auto;font:13px system-ui}.digirl-film svg{height:236px;width:auto}
-.digirl-film figure{margin:0;max-width:150px}
-.marks .ink,.marks .edge{fill:none;stroke:#e5277b}.marks .fill{fill:#e5277b}
-"""
+_MOST_STEPS = 100
+"""Whose actions a notebook shows."""
 
 
 class Episode(Trajectory):
@@ -49,9 +47,12 @@ class Episode(Trajectory):
         return f"<{end} at {task.id!r:.100} in {len(self.steps)} steps, reward {self.reward:g}, {where}>"
 
     def _repr_html_(self) -> str:
-        """Shows the screenshots in a notebook, with the actions drawn on them. Texts of workers are escaped."""
-        shown = element("div", {"class": "digirl-film"}, element("style", None, _STYLE), film.episode(self))
-        return to_html(shown)
+        """Shows the screenshots in a notebook, with touches drawn on them, and the actions. All texts are escaped."""
+        strip = film(self)
+        picture = "" if strip is None else f'<img src="data:image/png;base64,{base64.b64encode(strip).decode()}">'
+        texts = [repr(self), *(f"{at}: {caption(step.action)}" for at, step in enumerate(self.steps[:_MOST_STEPS]))]
+        plain = [html.escape(one_line(text)).encode("ascii", "xmlcharrefreplace").decode() for text in texts]
+        return f"<p>{'✓' if self.success else '✗'} {plain[0]}</p>{picture}<p>{'<br>'.join(plain[1:])}</p>"
 
 
 class Episodes(Sequence[Episode]):

@@ -10,15 +10,14 @@ from typing import TYPE_CHECKING
 
 from digirl_dist.api import arguments
 from digirl_dist.api.episodes import Episode, Episodes, import_pandas
-from digirl_dist.errors import CheckpointError, RunFolderError, TrajectoryError
+from digirl_dist.errors import CheckpointError, TrajectoryError
 from digirl_dist.plain_text import one_line
 from digirl_dist.report import metrics
-from digirl_dist.report.record import config_of, metrics_of
 from digirl_dist.settings import regular_file
 from digirl_dist.storage import json_lines
 from digirl_dist.storage.checkpoint import Checkpoints
 from digirl_dist.storage.episode_index import EpisodeIndex
-from digirl_dist.storage.run_folder import existing_run
+from digirl_dist.storage.run_folder import config_of, existing_run
 from digirl_dist.storage.status import RunState, run_state
 from digirl_dist.trajectory import Trajectory
 from digirl_dist.types import Json
@@ -55,15 +54,11 @@ class Run:
 
     def config(self) -> dict[str, Json]:
         """Returns the composed configuration with secrets hidden. Raises RunFolderError if it is damaged."""
-        notes: list[str] = []
-        config = config_of(self.folder / "config.yaml", notes)
-        if notes:
-            raise RunFolderError(notes[0])
-        return {key: value for key, value in config.items() if key != "defaults"}
+        return config_of(self.folder)
 
     def figures(self) -> list[dict[str, Json]]:
         """Returns the figures of each iteration, in order; docs/run_folder.md explains them."""
-        return metrics_of(self.folder / "metrics.jsonl")
+        return metrics.lines_of(self.folder / "metrics.jsonl")
 
     def metrics(self) -> pandas.DataFrame:
         """Returns ``figures`` as a table with a row per iteration; before the first iteration, the columns that every
@@ -155,7 +150,7 @@ class Run:
         return explain(self, arguments.of_kind("episode", found, Trajectory, wanted), version)
 
     def export(self, to: str, destination: str | Path) -> Path:
-        """Writes the training episodes (atif, datasets, lerobot) or the newest policy (policy) for other tools.
+        """Writes the training episodes (atif, datasets) or the newest policy (policy) for other tools.
 
         Returns the folder. Raises SettingsError if it exists.
         """
@@ -168,7 +163,7 @@ class Run:
 
         Raises HubError, and SettingsError for an invalid name.
         """
-        from digirl_dist.export.hub import push, refuse_no_repository
+        from digirl_dist.export import push, refuse_no_repository
 
         refuse_no_repository(repository)
         with tempfile.TemporaryDirectory() as place:

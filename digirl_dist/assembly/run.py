@@ -26,15 +26,13 @@ from digirl_dist.emulator.plugins import Device
 from digirl_dist.host import Evaluator
 from digirl_dist.parallel.failure import telling
 from digirl_dist.parallel.rank import Rank, launched_rank
-from digirl_dist.report.experiment_log import ExperimentLog
-from digirl_dist.report.loggers import LoggedRun
+from digirl_dist.report.follower import Followers
 from digirl_dist.report.media import Media
 from digirl_dist.report.metrics import Metrics
 from digirl_dist.report.output import shown
 from digirl_dist.report.progress import Progress
 from digirl_dist.report.report import Report
 from digirl_dist.settings import Settings, Success, configuration, conversion
-from digirl_dist.settings.keys import flat
 from digirl_dist.settings.run import only_measures
 from digirl_dist.storage import provenance
 from digirl_dist.storage.disk_full import WaitForSpace
@@ -51,8 +49,6 @@ class RunSpec:
     source: configuration.Source | None
     root: Path
     """Of the run folder."""
-    last: int
-    """How many iterations are made before this command ends."""
     closing: Closing
     ahead: int
     device: Device
@@ -63,31 +59,28 @@ def run(
     settings: Settings,
     source: configuration.Source | None = None,
     progress: Progress | None = None,
-    last: int | None = None,
 ) -> None:
     """Builds the parts that ``settings`` ask for, runs the loop, and takes everything down again.
 
     ``source`` is where they came from: workers that are added there while the run goes on join it. ``progress`` shows
-    how it gets on, on stdout if none is given. It ends after ``last`` iterations, or else when the run is complete. Of
-    the ranks of a ``torchrun run.py``, the first does all this, and the others learn with it.
+    how it gets on, on stdout if none is given. Of the ranks of a ``torchrun run.py``, the first does all
+    this, and the others learn with it.
     """
     rank = launched_rank(os.environ)
     if progress is not None:
-        _run(settings, rank, source, progress, last)
+        _run(settings, rank, source, progress)
         return
     with shown("load the parts of the run", sys.stdout if rank is None or rank.is_first else None) as own:
         own.work_on(settings.save_path)
-        _run(settings, rank, source, own, last)
+        _run(settings, rank, source, own)
 
 
 def measure(settings: Settings, progress: Progress) -> None:
     """Makes a run that only measures, in this process alone, whatever launch it is of."""
-    _run(settings, None, None, progress, None)
+    _run(settings, None, None, progress)
 
 
-def _run(
-    settings: Settings, rank: Rank | None, source: configuration.Source | None, progress: Progress, last: int | None
-) -> None:
+def _run(settings: Settings, rank: Rank | None, source: configuration.Source | None, progress: Progress) -> None:
     validate.refuse_contradictions(settings, rank=rank)
     closing, ahead = schedule.closing(settings), schedule.iterations_ahead(settings)
     device = build_device(settings, settings.emulator)
@@ -97,8 +90,7 @@ def _run(
     Metrics(root / "metrics.jsonl")  # a damaged file is refused before anything is written
     learning = Learning(settings, device, agent, rank)
     if rank is None or rank.is_first:
-        last = settings.train_iterations if last is None else last
-        _lead(RunSpec(settings, source, root, last, closing, ahead, device, agent), learning, progress)
+        _lead(RunSpec(settings, source, root, closing, ahead, device, agent), learning, progress)
     else:
         with telling(rank):
             learning.follow()
@@ -121,7 +113,7 @@ def _lead(spec: RunSpec, learning: Learning, progress: Progress) -> None:
         status.path = folder.root / "status.json"
         write_policy = WaitForSpace(events, status, settings.limits.full_disk_s, folder.refuse_if_gone)
         media = Media(folder.media, settings.media, events)
-        log = experiment_log(settings, folder, events)
+        log = followers(settings, folder, events)
         report = Report(folder, events, progress, log, media, write_policy)
         stack.callback(report.close)  # after the next line, so that the page says how the run ended
         what = "the measurement" if only_measures(settings) else "the run"
@@ -145,17 +137,13 @@ def _lead(spec: RunSpec, learning: Learning, progress: Progress) -> None:
             every, last = settings.evaluation.every, settings.train_iterations
             test_plan = schedule.evaluation_plan(settings)
             evaluator = Evaluator(collector, test_plan, store, learning.checkpoints(write_policy), report, every, last)
-            host.train(collector, trainer, store, plan, evaluator, report, spec.last)
+            host.train(collector, trainer, store, plan, evaluator, report, last)
 
 
-def experiment_log(settings: Settings, folder: RunFolder, events: Events) -> ExperimentLog:
+def followers(settings: Settings, folder: RunFolder, events: Events) -> Followers:
     """Returns the loggers that the settings choose."""
-    plain = flat(conversion.as_mapping(settings))
-    config = {key: value if isinstance(value, bool | int | float | str) else str(value) for key, value in plain}
-    place, is_copy = folder.root, bool(folder.copy_of)
-    run = LoggedRun(folder.run_id, place.name, str(place), settings.logger_project, config, is_copy=is_copy)
 
     def failed(name: str, reason: str) -> None:
         events.emit("logger_failed", logger=name, reason=reason)
 
-    return ExperimentLog(settings.loggers, run, failed)
+    return Followers(settings.loggers, folder.root, failed)

@@ -141,9 +141,9 @@ def _is_new(settings: Settings) -> bool:
 
 def _refuse_loggers(settings: Settings) -> None:
     for name in settings.loggers:
-        if name not in (known := loggers.names()):
+        if name not in (known := list(loggers.MODULES)):
             raise SettingsError(f"loggers: there is no {name!r}; {nearest(name, known)}")
-        if find_spec(loggers.module(name).PACKAGE) is None:
+        if find_spec(name) is None:
             raise SettingsError(f"loggers: {name} needs a package: pip install 'digirl_dist[{name}]'")
 
 

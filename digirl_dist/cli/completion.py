@@ -21,6 +21,14 @@ def answer_the_shell(parser: argparse.ArgumentParser) -> None:
     argcomplete.autocomplete(parser)
 
 
+def print_completion(options: argparse.Namespace) -> int:
+    """Prints shell completion of commands and keys: eval "$(digirl-dist completion bash)", or zsh, fish."""
+    from argcomplete.shell_integration import shellcode
+
+    print(shellcode(["digirl-dist"], shell=options.shell))
+    return 0
+
+
 def complete_override(prefix: str, **_: Any) -> list[str]:
     """Returns the keys, and for some keys the values, that ``prefix`` may become."""
     key, sign, _value = prefix.partition("=")

@@ -10,9 +10,9 @@ from collections.abc import Sequence
 
 import digirl_dist
 from digirl_dist.capacity import let_waiting_threads_sleep
-from digirl_dist.cli.command import command, fitted, names
-from digirl_dist.cli.completion import answer_the_shell, is_asked_by_a_shell
-from digirl_dist.cli.configured import often_used
+from digirl_dist.cli import look, train
+from digirl_dist.cli.completion import answer_the_shell, is_asked_by_a_shell, print_completion
+from digirl_dist.cli.shared import Command, fitted, often_used
 from digirl_dist.errors import SettingsError
 from digirl_dist.exit_status import RESUMES, WORDS, end_without_a_search_for_garbage, exit_status
 
@@ -28,6 +28,14 @@ usage: digirl-dist COMMAND [options] [key=value ...]
 {keys}
 try it on this machine alone:  digirl-dist demo
 """
+
+
+def _add_shell(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("shell", choices=["bash", "zsh", "fish"], help="your shell")
+
+
+_COMPLETION = {"completion": Command(print_completion, _add_shell)}
+COMMANDS = dict(sorted({**train.COMMANDS, **look.COMMANDS, **_COMPLETION}.items()))
 _RESUMED = ("demo", "eval", "run", "setup")
 _AS_BEFORE = "python run.py --config-path config/multimachine --config-name host [key=value ...]   is the command run"
 
@@ -55,11 +63,11 @@ def _execute(words: Sequence[str]) -> int:
         case ["--version"]:
             print(f"digirl-dist {digirl_dist.__version__}")
             return 0
-        case [name] if name in names():
+        case [name] if name in COMMANDS:
             _refuse_nowhere()
             _refuse_homeless()
-            chosen = command(name)
-            return chosen.execute(chosen.parser().parse_intermixed_args(words[1:]))
+            chosen = COMMANDS[name]
+            return chosen.execute(chosen.parser(name).parse_intermixed_args(words[1:]))
     return _refuse(words[0])
 
 
@@ -80,12 +88,12 @@ def _refuse_homeless() -> None:
 def _refuse(word: str) -> int:
     from digirl_dist.settings.nearest import nearest
 
-    known = [*names(), "--help", "--version"]
+    known = [*COMMANDS, "--help", "--version"]
     raise SettingsError(f"there is no command {word!r} (`digirl-dist` alone shows all); {nearest(word, known)}")
 
 
 def _overview() -> str:
-    listed = "\n".join(f"  {name:<12} {command(name).summary}" for name in names())
+    listed = "\n".join(f"  {name:<12} {command.summary}" for name, command in COMMANDS.items())
     filled = _OVERVIEW.format(version=digirl_dist.__version__, commands=listed, keys=often_used(), run=_AS_BEFORE)
     return fitted(filled)
 
@@ -95,6 +103,6 @@ def _parser_of_all() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="digirl-dist", add_help=False)
     parser.add_argument("--version", action="store_true")
     below = parser.add_subparsers()
-    for name in names():
-        command(name).add_arguments(below.add_parser(name))
+    for name, command in COMMANDS.items():
+        command.add_arguments(below.add_parser(name))
     return parser

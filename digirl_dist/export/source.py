@@ -9,10 +9,10 @@ from pathlib import Path
 
 from digirl_dist.errors import RunFolderError, TrajectoryError
 from digirl_dist.plain_text import without_secrets_in
-from digirl_dist.report.record import config_of, metrics_of
+from digirl_dist.report.metrics import lines_of
 from digirl_dist.settings import regular_file
 from digirl_dist.storage import json_lines, parquet
-from digirl_dist.storage.run_folder import existing_run
+from digirl_dist.storage.run_folder import config_of, existing_run
 from digirl_dist.trajectory import Trajectory
 from digirl_dist.types import Json
 
@@ -35,10 +35,9 @@ class Source:
     def __init__(self, folder: Path) -> None:
         """Raises RunFolderError for a folder in which no run began."""
         self.folder = existing_run(folder)
-        notes: list[str] = []
-        self.config = config_of(self.folder / "config.yaml", notes)
-        if notes or not self.config:
-            raise RunFolderError(notes[0] if notes else f"{self.folder / 'config.yaml'} holds no settings; restore it")
+        self.config = config_of(self.folder)
+        if not self.config:
+            raise RunFolderError(f"{self.folder / 'config.yaml'} holds no settings; restore it")
         self.name = self.folder.resolve().name
         self._workers: dict[str, str] = {}
 
@@ -51,7 +50,7 @@ class Source:
 
     def figures(self) -> list[dict[str, Json]]:
         """Returns the figures of each iteration."""
-        return metrics_of(self.folder / "metrics.jsonl")
+        return lines_of(self.folder / "metrics.jsonl")
 
     def files(self) -> list[Path]:
         """Returns the files of the finished iterations, in order. Raises TrajectoryError if there is none."""

@@ -1,9 +1,9 @@
-"""The picture of a running command on a terminal of a given size: the host, the time left, one line per worker."""
+"""The picture of a running command on a terminal of a given size: the host, the time left, and workers in trouble."""
 
 from __future__ import annotations
 
-import re
 from collections import Counter
+from collections.abc import Iterator
 
 from rich.console import Group, RenderableType
 from rich.progress_bar import ProgressBar
@@ -16,9 +16,9 @@ from digirl_dist.storage.status import WorkerStatus
 
 _LINES_ABOVE = 6
 """Rows of the screen that are left to messages and to the host's own lines."""
-_WIDE, _MIDDLE = 76, 46
-"""Columns of a terminal that has room for troubles, and for speeds."""
 _RECENT_S = 120.0
+_WELL = 3
+"""The order of workers that need no attention."""
 
 
 def frame(progress: Progress, width: int, height: int) -> RenderableType:
@@ -27,7 +27,7 @@ def frame(progress: Progress, width: int, height: int) -> RenderableType:
     if progress.status.round is not None:
         parts.append(_episodes(progress, width))
     if progress.status.workers and height > _LINES_ABOVE:
-        parts += [Text(), _workers(progress, width, height - _LINES_ABOVE)]
+        parts += [Text(), *_workers(progress, height - _LINES_ABOVE)]
     return Group(*parts[: max(1, height - 1)])
 
 
@@ -67,33 +67,29 @@ def _episodes(progress: Progress, width: int) -> RenderableType:
     told = f"{round.landed}/{round.wanted} episodes" + (f" · success {rate:.2f}" if rate is not None else "")
     line = Table.grid(padding=(0, 2))
     bar = ProgressBar(max(1, round.wanted), round.landed, width=max(4, min(40, width - len(told) - 10)))
-    line.add_row(Text("      " if width >= _MIDDLE else ""), bar, Text(told, no_wrap=True, overflow="ellipsis"))
+    line.add_row(Text("    "), bar, Text(told, no_wrap=True, overflow="ellipsis"))
     return line
 
 
-def _workers(progress: Progress, width: int, rows: int) -> RenderableType:
-    """Returns the table, those that need attention first, and a line for the workers that do not fit."""
+def _workers(progress: Progress, rows: int) -> Iterator[Text]:
+    """Yields what the workers do in one line, then a line for each that needs attention, the lost ones first."""
     workers = dict(progress.status.workers)
-    names = sorted(workers, key=lambda name: (_order(workers[name], progress), _natural(name)))
-    fit = len(names) if len(names) + 1 <= rows else max(1, rows - 2)
-    with_speed = width >= _MIDDLE and any(worker.slots for worker in workers.values())
-    with_trouble = width >= _WIDE and any(worker.last_trouble for worker in workers.values())
-    wide = width if with_trouble else None
-    table = Table(box=None, padding=(0, 2, 0, 0), header_style="dim", show_edge=False, width=wide)
-    table.add_column("worker", no_wrap=True, max_width=24)
-    table.add_column("now", no_wrap=True, overflow="ellipsis", min_width=min(24, width // 3), max_width=40)
-    if with_speed:
-        table.add_column("episodes/s", justify="right", no_wrap=True)
-        table.add_column("busy", justify="right", no_wrap=True)
-    if with_trouble:
-        table.add_column("last trouble", no_wrap=True, ratio=1, overflow="ellipsis")
-    for name in names[:fit]:
-        cells = [Text(one_line(name)), _doing(workers[name], progress)]
-        cells += _speed(name, workers[name], progress) if with_speed else []
-        table.add_row(*cells, *([_trouble(workers[name], progress)] if with_trouble else []))
-    if fit == len(names):
-        return table
-    return Group(table, _rest([workers[name] for name in names[fit:]], progress))
+    doing = Counter(_state(worker, progress)[0] for worker in workers.values())
+    told = ", ".join(f"{count} {one_line(words)}" for words, count in doing.most_common(3))
+    yield Text(f"workers  {told}", no_wrap=True, overflow="ellipsis")
+    troubled = [name for name in workers if _order(workers[name], progress) < _WELL]
+    for name in sorted(troubled, key=lambda name: (_order(workers[name], progress), len(name), name))[: rows - 1]:
+        yield _line(name, workers[name], progress)
+
+
+def _line(name: str, worker: WorkerStatus, progress: Progress) -> Text:
+    words, style = _state(worker, progress)
+    text = Text(f"  {one_line(name)}  ", no_wrap=True, overflow="ellipsis")
+    text.append(one_line(words), style)
+    text.append(f"  {duration(progress.ago_s(worker.since))}", "cyan")
+    if worker.troubled_at is not None:
+        text.append(f"  {duration(progress.ago_s(worker.troubled_at))} ago: {one_line(worker.last_trouble)}", "dim")
+    return text
 
 
 def _order(worker: WorkerStatus, progress: Progress) -> int:
@@ -102,12 +98,7 @@ def _order(worker: WorkerStatus, progress: Progress) -> int:
         return 0
     if worker.heard_at is None:
         return 1
-    return 2 if worker.troubled_at is not None and progress.ago_s(worker.troubled_at) < _RECENT_S else 3
-
-
-def _natural(name: str) -> list[tuple[int, str]]:
-    """Returns a key that sorts w2 before w10."""
-    return [(int(part), "") if part.isdecimal() else (-1, part) for part in re.split(r"(\d{1,9})", name)]
+    return 2 if worker.troubled_at is not None and progress.ago_s(worker.troubled_at) < _RECENT_S else _WELL
 
 
 def _state(worker: WorkerStatus, progress: Progress) -> tuple[str, str]:
@@ -123,30 +114,3 @@ def _state(worker: WorkerStatus, progress: Progress) -> tuple[str, str]:
     doing = Counter(str(slot.get("activity")) for slot in worker.slots).most_common(1)
     words = {"boot": "starts emulators", "push": "loads the policy", "closed": "has no emulator left"}
     return words.get(doing[0][0] if doing else "", "waits for tickets"), "yellow"
-
-
-def _doing(worker: WorkerStatus, progress: Progress) -> Text:
-    words, style = _state(worker, progress)
-    text = Text(one_line(words), style, no_wrap=True, overflow="ellipsis")
-    if style in ("red", "yellow"):
-        text.append(f"  {duration(progress.ago_s(worker.since))}", "cyan")
-    return text
-
-
-def _speed(name: str, worker: WorkerStatus, progress: Progress) -> list[Text]:
-    rate = progress.episodes_per_s(name)
-    busy = f"{worker.at_work}/{len(worker.slots)}" if worker.slots and progress.status.round is not None else "–"
-    return [Text("–" if rate is None else f"{rate:.2f}"), Text(busy)]
-
-
-def _trouble(worker: WorkerStatus, progress: Progress) -> Text:
-    if worker.troubled_at is None:
-        return Text()
-    ago = duration(progress.ago_s(worker.troubled_at))
-    return Text.assemble((f"{ago} ago  ", "cyan"), (one_line(worker.last_trouble), "dim"))
-
-
-def _rest(workers: list[WorkerStatus], progress: Progress) -> Text:
-    doing = Counter(_state(worker, progress)[0] for worker in workers)
-    told = ", ".join(f"{count} {one_line(words)}" for words, count in doing.most_common(3))
-    return Text(f"and {len(workers)} more: {told}", "dim", no_wrap=True, overflow="ellipsis")

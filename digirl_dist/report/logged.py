@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 import base64
-import io
-from collections.abc import Iterator, Sequence
+from contextlib import suppress
+from itertools import islice
+from pathlib import Path
 
 import numpy as np
-from PIL import Image, ImageDraw
 
-from digirl_dist.emulator.touch_actions import DeviceAction
-from digirl_dist.errors import ActionError
+from digirl_dist.errors import TrajectoryError
 from digirl_dist.plain_text import one_line
 from digirl_dist.report.loggers import plain_names
 from digirl_dist.report.metrics import Figures
-from digirl_dist.report.picture import UNREADABLE, decoded
+from digirl_dist.report.picture import film
+from digirl_dist.storage import parquet
 from digirl_dist.trajectory import Trajectory
 from digirl_dist.types import Json
 
@@ -33,9 +33,6 @@ _MOST_TASKS = 50
 _LARGEST = float(np.finfo(np.float32).max)
 """TensorBoard's curves are of float32."""
 _MOST_ROWS = 1000
-_FRAMES = 8
-_HEIGHT = 240
-_COLOURS = 64
 
 
 def tags(figures: Figures) -> dict[str, float]:
@@ -55,35 +52,21 @@ def tags(figures: Figures) -> dict[str, float]:
     return plain_names({name: value for name, value in numbers.items() if abs(value) <= _LARGEST})
 
 
-def rows(trajectories: Sequence[Trajectory], with_pictures: bool) -> list[dict[str, Json]]:
-    """Returns a row per episode; with pictures, that of one success and one failure."""
+def rows(file: Path, with_pictures: bool) -> list[dict[str, Json]]:
+    """Returns a row per episode of an iteration's file, none of one that cannot be read.
+
+    With pictures, it has that of one success and one failure.
+    """
     drawn: set[bool] = set() if with_pictures else {True, False}
     found = []
-    for trajectory in trajectories[:_MOST_ROWS]:
-        row = _row(trajectory)
-        if trajectory.success not in drawn and (picture := film(trajectory)) is not None:
-            drawn.add(trajectory.success)
-            row["picture"] = base64.b64encode(picture).decode()
-        found.append(row)
+    with suppress(TrajectoryError, OSError):
+        for trajectory in islice(parquet.stream(file), _MOST_ROWS):
+            row = _row(trajectory)
+            if trajectory.success not in drawn and (picture := film(trajectory)) is not None:
+                drawn.add(trajectory.success)
+                row["picture"] = base64.b64encode(picture).decode()
+            found.append(row)
     return found
-
-
-def film(trajectory: Trajectory) -> bytes | None:
-    """Returns screens of the episode side by side as PNG, with touch points; None without screens that can be shown."""
-    try:
-        frames = list(_frames(trajectory))
-    except UNREADABLE:
-        return None
-    if not frames:
-        return None
-    strip = Image.new("RGB", (sum(frame.width for frame in frames) + 4 * (len(frames) - 1), _HEIGHT), "white")
-    left = 0
-    for frame in frames:
-        strip.paste(frame, (left, 0))
-        left += frame.width + 4
-    written = io.BytesIO()
-    strip.quantize(_COLOURS).convert("RGB").save(written, "PNG", optimize=True)
-    return written.getvalue()
 
 
 def _row(trajectory: Trajectory) -> dict[str, Json]:
@@ -100,27 +83,3 @@ def _row(trajectory: Trajectory) -> dict[str, Json]:
         "policy_version": ticket.policy_version,
         "episode_id": trajectory.episode_id,
     }
-
-
-def _frames(trajectory: Trajectory) -> Iterator[Image.Image]:
-    """Yields evenly chosen screens, the last one without an action. They come from a worker: see ``decoded``."""
-    seen: list[tuple[bytes | None, Json]] = [(step.observation.image, step.action) for step in trajectory.steps]
-    shown = [(image, action) for image, action in [*seen, (trajectory.final_observation.image, None)] if image]
-    last = len(shown) - 1
-    chosen = sorted({round(k * last / (_FRAMES - 1)) for k in range(_FRAMES)}) if last >= 0 else []
-    for image, action in (shown[place] for place in chosen):
-        frame = decoded(image)
-        frame = frame.resize((max(1, min(2 * _HEIGHT, frame.width * _HEIGHT // frame.height)), _HEIGHT))
-        _mark(frame, action)
-        yield frame
-
-
-def _mark(frame: Image.Image, action: Json) -> None:
-    """Draws where the action touches the screen."""
-    try:
-        touched = DeviceAction.from_json(action)
-    except (ActionError, TypeError):
-        return
-    if "x" in DeviceAction.FIELDS.get(touched.type, ()):
-        x, y, size = touched.x * frame.width, touched.y * frame.height, _HEIGHT / 24
-        ImageDraw.Draw(frame).ellipse((x - size, y - size, x + size, y + size), outline="red", width=3)

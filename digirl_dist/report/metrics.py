@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 import time
 from collections import Counter
@@ -14,7 +13,6 @@ import msgspec
 
 from digirl_dist.collection import CollectionResult
 from digirl_dist.errors import RunFolderError, TrainingError
-from digirl_dist.report.interval import wilson
 from digirl_dist.rollout.slot_time import ACTIVITIES
 from digirl_dist.storage import atomic_files, json_lines, strict_json
 from digirl_dist.storage.disk_full import FailFast, WritePolicy
@@ -29,6 +27,8 @@ if TYPE_CHECKING:
 Figures = dict[str, Json]
 
 
+_Z95 = 1.959963984540054
+"""The 0.975 quantile of the standard normal distribution."""
 _IN_EPISODES = ("reset", "step", "policy")
 
 
@@ -63,7 +63,7 @@ class Metrics:
     def after(self, iteration: int) -> list[Figures]:
         """Returns the figures of the iterations after this one."""
         numbered = zip(self.iterations, self._texts, strict=True)
-        return [_decoded(text) for number, text in numbered if number > iteration]
+        return [_LINES.decode(text) for number, text in numbered if number > iteration]
 
     def keep_until(self, iteration: int) -> None:
         """Drops the lines of iterations that a crash undid, and an incomplete line."""
@@ -87,6 +87,15 @@ class Metrics:
         self._texts.append(text)
         self.iterations.append(figures["iteration"])
         self._write_policy.wait_for(str(self.path), lambda: json_lines.append(self.path, text + b"\n", flushed=True))
+
+
+def lines_of(path: Path) -> list[Figures]:
+    """Returns the figures of each iteration, in order; of one that was repeated after a crash, the later line.
+
+    Raises RunFolderError.
+    """
+    lines = {line["iteration"]: line for line in json_lines.read(path) if type(line.get("iteration")) is int}
+    return [lines[iteration] for iteration in sorted(lines)]
 
 
 def together(own: Mapping[str, Json], learned: Mapping[str, float]) -> Figures:
@@ -157,6 +166,20 @@ def confidence(trajectories: Sequence[Trajectory]) -> Figures:
     """Returns the 95 % confidence bounds of the success rate (Wilson's score interval)."""
     low, high = wilson(sum(trajectory.success for trajectory in trajectories), len(trajectories))
     return {"success_low": round(low, 4), "success_high": round(high, 4)}
+
+
+def wilson(successes: int, trials: int, z: float = _Z95) -> tuple[float, float]:
+    """Returns the lower and upper bound of a success probability, at 95 % by default; (0, 1) without trials.
+
+    The score interval: E. B. Wilson, Probable inference, the law of succession, and statistical inference, Journal of
+    the American Statistical Association 22 (1927), 209-212. Unlike the normal interval it remains valid near 0 and 1.
+    """
+    if trials == 0:
+        return 0.0, 1.0
+    share, spread = successes / trials, z * z / trials
+    centre = (share + spread / 2) / (1 + spread)
+    reach = z * math.sqrt((share * (1 - share) + spread / 4) / trials) / (1 + spread)
+    return max(0.0, centre - reach), min(1.0, centre + reach)
 
 
 def collection(result: CollectionResult, evaluations: Sequence[CollectionResult] = ()) -> Figures:
@@ -270,30 +293,6 @@ def _iteration(line: bytes, place: str) -> int:
     """Returns the iteration that a line is of, which costs less than its figures. Raises RunFolderError."""
     try:
         return _HEADS.decode(line).iteration
-    except msgspec.MsgspecError:  # a line of an earlier version may hold a NaN, which is no JSON
-        pass
-    try:
-        found = _decoded(line)["iteration"]
-        if type(found) is int:
-            return found
-    except (ValueError, TypeError, KeyError, RecursionError):
-        pass
-    raise RunFolderError(f"{place} has no figures of an iteration; restore the file, or remove that line")
-
-
-def _decoded(line: bytes) -> Figures:
-    try:
-        return _LINES.decode(line)
-    except msgspec.MsgspecError:
-        found: Figures = json.loads(line.decode(errors="replace"))
-        return found
-
-
-def measured_version(line: Figures) -> int | None:
-    """Returns the policy version that a line of ``evaluation.jsonl`` measures; None in a run of ``--config-name eval``.
-
-    Lines without a purpose are of earlier versions, which counted measurements down from -1.
-    """
-    if "purpose" in line:
-        return int(line["iteration"]) if line["purpose"] == "evaluate" else None
-    return -1 - int(line["iteration"]) if line["iteration"] < 0 else None
+    except msgspec.MsgspecError as error:
+        reason = f"{place} has no figures of an iteration; restore the file, or remove that line"
+        raise RunFolderError(reason) from error

@@ -1,18 +1,17 @@
-"""Screenshots as data URIs of limited size, with the step's action drawn on them."""
+"""Screenshots, which come from workers: decoded within bounds, made small, and set side by side."""
 
 from __future__ import annotations
 
 import base64
 import io
-import math
 from collections.abc import Iterator
-from dataclasses import dataclass
-from xml.etree.ElementTree import Element
 
-from PIL import Image
+from PIL import Image, ImageDraw
 
 from digirl_dist.emulator.touch_actions import DeviceAction
-from digirl_dist.report.markup import element, shorten
+from digirl_dist.errors import ActionError
+from digirl_dist.trajectory import Trajectory
+from digirl_dist.types import Json
 
 SHOWN_FORMATS = ("PNG", "JPEG")
 UNREADABLE = (OSError, ValueError, SyntaxError, Image.DecompressionBombError)
@@ -21,32 +20,25 @@ UNREADABLE = (OSError, ValueError, SyntaxError, Image.DecompressionBombError)
 _MAX_PIXELS = 16_000_000
 _MAX_HEIGHT = 480
 _MAX_BYTES = 24_000
+_FRAMES, _FRAME_HEIGHT = 8, 240
+_COLOURS = 64
 
 
-@dataclass(frozen=True)
-class Picture:
-    """An embedded image with its width and height in pixels."""
-
-    width: int
-    height: int
-    uri: str
-
-
-def embed(image: bytes) -> Picture | None:
-    """Embeds a small screenshot unchanged, a larger one scaled down as JPEG; None if the image cannot be shown.
+def embed(image: bytes) -> str:
+    """Returns a small screenshot unchanged, a larger one scaled down as JPEG, as a data URI; "" for none to be shown.
 
     The bytes come from a worker, so only PNG and JPEG no larger than a screen are decoded.
     """
     try:
         with Image.open(io.BytesIO(image), formats=SHOWN_FORMATS) as opened:
             if not is_screen(opened):
-                return None
+                return ""
             opened.load()
             if len(image) <= _MAX_BYTES and opened.height <= _MAX_HEIGHT:
-                return _picture(opened, image, Image.MIME[opened.format or "PNG"])
+                return _uri(image, Image.MIME[opened.format or "PNG"])
             return _scaled_down(opened)
     except UNREADABLE:
-        return None
+        return ""
 
 
 def decoded(image: bytes) -> Image.Image:
@@ -63,70 +55,65 @@ def is_screen(opened: Image.Image) -> bool:
     return opened.width * opened.height <= _MAX_PIXELS
 
 
-def draw(picture: Picture, action: DeviceAction | None, title: str) -> Element:
-    """Draws the action on the picture; ``title`` is its tooltip."""
-    view = {"viewBox": f"0 0 {picture.width} {picture.height}", "role": "img"}
-    size: dict[str, str | float] = {"width": picture.width, "height": picture.height}
-    shown = element("image", {"href": picture.uri, **size})
-    marks = [] if action is None else list(_marks(picture, action))
-    return element("svg", view, element("title", None, title), shown, element("g", {"class": "marks"}, *marks))
-
-
-def _scaled_down(opened: Image.Image) -> Picture:
+def _scaled_down(opened: Image.Image) -> str:
     small = opened.convert("RGB")
     small.thumbnail((2 * _MAX_HEIGHT, _MAX_HEIGHT), reducing_gap=2.0)
     written = io.BytesIO()
     small.save(written, "JPEG", quality=80)
-    return _picture(small, written.getvalue(), "image/jpeg")
+    return _uri(written.getvalue(), "image/jpeg")
 
 
-def _picture(opened: Image.Image, encoded: bytes, mime: str) -> Picture:
-    return Picture(opened.width, opened.height, f"data:{mime};base64,{base64.b64encode(encoded).decode('ascii')}")
+def _uri(encoded: bytes, mime: str) -> str:
+    return f"data:{mime};base64,{base64.b64encode(encoded).decode('ascii')}"
 
 
-def _marks(picture: Picture, action: DeviceAction) -> Iterator[Element]:
-    unit = picture.height / 100
-    start = (action.x * picture.width, action.y * picture.height)
-    match action.type:
-        case "tap":
-            yield from _ring(start, unit)
-        case "swipe":
-            yield from _arrow(start, (action.to_x * picture.width, action.to_y * picture.height), unit)
-        case "type":
-            yield from _banner(picture, f"⌨ {action.text}", unit)
-        case "type_at":
-            yield from _ring(start, unit)
-            yield from _banner(picture, f"⌨ {action.text}", unit)
-        case keys:
-            yield from _banner(picture, f"{keys} {action.text}".strip(), unit)
+def screenshot(image: bytes | None) -> tuple[bytes, str] | None:
+    """Returns PNG or JPEG bytes as they are, with their MIME type; None for anything else that a worker may send."""
+    try:
+        with Image.open(io.BytesIO(image or b""), formats=SHOWN_FORMATS) as opened:
+            return (image or b"", Image.MIME[opened.format or "PNG"]) if is_screen(opened) else None
+    except UNREADABLE:
+        return None
 
 
-def _ring(center: tuple[float, float], unit: float) -> Iterator[Element]:
-    """Yields a ring with a light edge, visible on any background."""
-    place = {"cx": center[0], "cy": center[1]}
-    yield element("circle", {"class": "edge", **place, "r": 4.2 * unit, "stroke-width": 2.6 * unit})
-    yield element("circle", {"class": "ink", **place, "r": 4.2 * unit, "stroke-width": 1.4 * unit})
-    yield element("circle", {"class": "fill", **place, "r": 1.1 * unit})
+def film(trajectory: Trajectory) -> bytes | None:
+    """Returns screens of the episode side by side as PNG, with touch points; None without screens that can be shown."""
+    try:
+        frames = list(_frames(trajectory))
+    except UNREADABLE:
+        return None
+    if not frames:
+        return None
+    strip = Image.new("RGB", (sum(frame.width for frame in frames) + 4 * (len(frames) - 1), _FRAME_HEIGHT), "white")
+    left = 0
+    for frame in frames:
+        strip.paste(frame, (left, 0))
+        left += frame.width + 4
+    written = io.BytesIO()
+    strip.quantize(_COLOURS).convert("RGB").save(written, "PNG", optimize=True)
+    return written.getvalue()
 
 
-def _arrow(start: tuple[float, float], end: tuple[float, float], unit: float) -> Iterator[Element]:
-    """Yields an arrow from a dot at ``start`` to a head at ``end``."""
-    angle = math.atan2(end[1] - start[1], end[0] - start[0])
-    wings = [
-        (end[0] - 6 * unit * math.cos(angle + turn), end[1] - 6 * unit * math.sin(angle + turn)) for turn in (-0.5, 0.5)
-    ]
-    head = "L".join(f"{x:.1f} {y:.1f}" for x, y in (wings[0], end, wings[1]))
-    path = f"M{start[0]:.1f} {start[1]:.1f}L{end[0]:.1f} {end[1]:.1f}M{head}"
-    yield element("path", {"class": "edge", "d": path, "stroke-width": 3.0 * unit})
-    yield element("path", {"class": "ink", "d": path, "stroke-width": 1.6 * unit})
-    yield element("circle", {"class": "fill", "cx": start[0], "cy": start[1], "r": 2.0 * unit})
+def _frames(trajectory: Trajectory) -> Iterator[Image.Image]:
+    """Yields evenly chosen screens, the last one without an action. They come from a worker: see ``decoded``."""
+    seen: list[tuple[bytes | None, Json]] = [(step.observation.image, step.action) for step in trajectory.steps]
+    shown = [(image, action) for image, action in [*seen, (trajectory.final_observation.image, None)] if image]
+    last = len(shown) - 1
+    chosen = sorted({round(k * last / (_FRAMES - 1)) for k in range(_FRAMES)}) if last >= 0 else []
+    for image, action in (shown[place] for place in chosen):
+        frame = decoded(image)
+        width = max(1, min(2 * _FRAME_HEIGHT, frame.width * _FRAME_HEIGHT // frame.height))
+        frame = frame.resize((width, _FRAME_HEIGHT))
+        _mark(frame, action)
+        yield frame
 
 
-def _banner(picture: Picture, text: str, unit: float) -> Iterator[Element]:
-    """Yields text over the bottom of the picture, cut to fit."""
-    size = 5.2 * unit
-    fits = max(4, int(picture.width / (0.58 * size)))
-    box = {"x": 0, "y": picture.height - 9 * unit, "width": picture.width, "height": 9 * unit}
-    place = {"x": picture.width / 2, "y": picture.height - 2.7 * unit, "font-size": size}
-    yield element("rect", {"class": "banner", **box})
-    yield element("text", {"class": "middle", **place}, shorten(text, fits))
+def _mark(frame: Image.Image, action: Json) -> None:
+    """Draws where the action touches the screen."""
+    try:
+        touched = DeviceAction.from_json(action)
+    except (ActionError, TypeError):
+        return
+    if "x" in DeviceAction.FIELDS.get(touched.type, ()):
+        x, y, size = touched.x * frame.width, touched.y * frame.height, _FRAME_HEIGHT / 24
+        ImageDraw.Draw(frame).ellipse((x - size, y - size, x + size, y + size), outline="red", width=3)

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import os
+import re
 import statistics
 import threading
 import time
 from collections import Counter, deque
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
-from digirl_dist.report.repeats import Repeats
 from digirl_dist.storage.status import RoundStatus, Status
 from digirl_dist.tasks import Round
 from digirl_dist.types import Clock, Json
@@ -22,6 +23,12 @@ if TYPE_CHECKING:
 _EARLIEST_GUESS = 0.2
 """Share of the first iteration's episodes from which its length is extrapolated."""
 _PATIENCE_S = 10.0
+_EVERY_S = 30.0
+_MOST_REASONS = 200
+"""Reasons that are told apart."""
+_REASONS = ("reason", "doing", "run_path")
+_COMPARED = 300
+"""Characters of a reason."""
 
 
 class Output(Protocol):
@@ -57,7 +64,6 @@ class Progress:
         self._repeats = Repeats(clock)
         self._round: Round | None = None
         self._verdicts: Counter[bool] = Counter()
-        self._episodes: Counter[str] = Counter()
         self._iteration_at: float | None = None
         self._took_s: deque[float] = deque(maxlen=5)
 
@@ -78,8 +84,6 @@ class Progress:
                 self._enter(Round(content["iteration"], content["purpose"], content.get("measured", 0)))
                 if kind == self.verdict:
                     self._verdicts[bool(content["success"])] += 1
-                if kind == "episode":
-                    self._episodes[content["worker"]] += 1
                 return
         text = _message(kind, content)
         if text is not None and self._repeats.is_new(kind, content):
@@ -145,13 +149,6 @@ class Progress:
         means_something = self.tells_success or all(self._verdicts[each] for each in (True, False))
         return self._verdicts[True] / known if known and means_something else None
 
-    def episodes_per_s(self, worker: str) -> float | None:
-        """Returns a worker's speed in the collection under way; None before its first episode."""
-        count, round = self._episodes[worker], self.status.round
-        if not count or round is None or round.round != self._round:
-            return None
-        return count / max(1e-3, self._clock() - round.since)
-
     def left_s(self) -> float | None:
         """Returns the seconds until the last iteration ends, by the median of the last ones; None if unknown.
 
@@ -191,7 +188,51 @@ class Progress:
         if current != self._round:
             self._round = current
             self._verdicts.clear()
-            self._episodes.clear()
+
+
+@dataclass
+class _Repeated:
+    reason: str
+    told_at: float
+    times: int = 0
+
+
+class Repeats:
+    """Messages that repeat themselves, up to numbers and the worker's name: the first is printed, others are counted.
+
+    Safe to use from any thread.
+    """
+
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
+        self._told: dict[str, _Repeated] = {}
+        self._lock = threading.Lock()
+
+    def is_new(self, kind: str, content: dict[str, Json]) -> bool:
+        """Returns whether nothing like it was told before; counts it if there was."""
+        worker = str(content.get("worker", ""))
+        reason = str(next((content[name] for name in _REASONS if name in content), ""))[:_COMPARED]
+        plain = re.sub("[0-9a-f]*[0-9][0-9a-f]*", "#", reason.replace(worker, "*") if worker else reason)
+        key = f"{kind} {content.get('state', '')} {plain}"
+        with self._lock:
+            if len(self._told) >= _MOST_REASONS and key not in self._told:
+                key, reason = "", "other reasons, which events.jsonl has"
+            is_new = key not in self._told
+            if is_new:
+                self._told[key] = _Repeated(f"{kind.replace('_', ' ')}: {reason}", self._clock())
+            if not is_new or not key:
+                self._told[key].times += 1
+            return is_new and bool(key)
+
+    def due(self, everything: bool = False) -> Iterator[str]:
+        """Yields a line for each reason that came again, at most every 30 s."""
+        now = self._clock()
+        with self._lock:
+            found = [one for one in self._told.values() if one.times and (everything or now - one.told_at >= _EVERY_S)]
+            lines = [f"{one.times} more like this: {one.reason}" for one in found]
+            for one in found:
+                one.told_at, one.times = now, 0
+        yield from lines
 
 
 def duration(seconds: float) -> str:

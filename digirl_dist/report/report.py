@@ -8,7 +8,8 @@ from dataclasses import asdict, replace
 
 from digirl_dist.collection import CollectionResult
 from digirl_dist.emulator.starts import unlike_starts
-from digirl_dist.report.experiment_log import ExperimentLog
+from digirl_dist.report.bundle import write_report
+from digirl_dist.report.follower import Followers
 from digirl_dist.report.media import Media
 from digirl_dist.report.metrics import (
     Figures,
@@ -17,13 +18,12 @@ from digirl_dist.report.metrics import (
     collection,
     confidence,
     measured,
-    measured_version,
     overhead_s,
     results,
     together,
 )
-from digirl_dist.report.page import write_page
 from digirl_dist.report.progress import Progress
+from digirl_dist.report.viewed import ViewedRun
 from digirl_dist.storage.checkpoint import Checkpoint
 from digirl_dist.storage.disk_full import WritePolicy
 from digirl_dist.storage.events import Events
@@ -34,6 +34,8 @@ from digirl_dist.trainer import Update
 _PAGE_EVERY_S = 30.0
 _PAGE_PAUSE = 50.0
 """The page is of all iterations, so it takes longer with each: pauses are at least so many times as long."""
+_PAGE_BYTES = 1 << 24
+"""Of the newest lines of metrics, measurements and events, which are on the page."""
 
 
 class Report:
@@ -44,7 +46,7 @@ class Report:
         folder: RunFolder,
         events: Events,
         progress: Progress,
-        log: ExperimentLog,
+        log: Followers,
         media: Media,
         write_policy: WritePolicy,
     ) -> None:
@@ -57,7 +59,6 @@ class Report:
         self._metrics = Metrics(folder.metrics, write_policy)
         self._evaluations = Metrics(folder.evaluations, write_policy)
         self._log = log
-        self._logs = False
         self._outcomes = Outcomes(progress.tells_success, self._metrics)
         self._unlike = ""
         """Which episodes that should have started alike did not, once that was reported."""
@@ -66,6 +67,7 @@ class Report:
         """What evaluations have taken since then."""
         self._evaluated: list[CollectionResult] = []
         """Those evaluations, without their episodes."""
+        self._viewed: ViewedRun | None = None
         self._page_due_at = 0.0
         self._told_at = 0.0
 
@@ -74,7 +76,7 @@ class Report:
         self._metrics.make_up_for(checkpoint.iteration, store, self._outcomes)
         self._events.emit("run_started", iteration=checkpoint.iteration)
         self._progress.begin(checkpoint.iteration, iterations)
-        self._begin_log(checkpoint.iteration, iterations)
+        self._log.begin()
         self._status.host(None)
         if checkpoint.iteration >= iterations:
             self._progress.say(f"{self._folder.root} has all {iterations} iterations; set a larger train_iterations")
@@ -96,7 +98,7 @@ class Report:
         self._look_at_starts(result)
         self._media.add(result.trajectories)
         self._metrics.append(figures)
-        self._log.iteration(figures, result.trajectories, result.iteration)
+        self._log.look()
         self._progress.iteration(figures)
         if time.monotonic() > self._page_due_at:
             self._write_page()
@@ -137,21 +139,16 @@ class Report:
         if not any(all(line.get(key) == figures[key] for key in compared) for line in self._evaluations.lines):
             self._evaluations.append(figures)  # else its episodes were stored before
             self._media.add(result.trajectories)
-        self._begin_log(None, 0)
-        self._log.evaluation(figures, checkpoint.iteration)
+        self._log.begin()
         self._progress.evaluation(figures)
         self._status.host(None)
         return self._rating(figures)
 
-    def _begin_log(self, first: int | None, iterations: int) -> None:
-        if not self._logs:
-            self._logs = True
-            self._log.begin(first, self._metrics.after, self._evaluations.lines, iterations)
-
     def rating(self, checkpoint: Checkpoint) -> tuple[float, str] | None:
         """Returns what ``evaluation`` returned of ``checkpoint``; None unless it was evaluated during training."""
         lines = self._evaluations.lines
-        return next((self._rating(line) for line in lines if measured_version(line) == checkpoint.iteration), None)
+        key = ("evaluate", checkpoint.iteration)
+        return next((self._rating(line) for line in lines if (line["purpose"], line["iteration"]) == key), None)
 
     def _rating(self, figures: Figures) -> tuple[float, str]:
         compared_by = "success_rate" if self._progress.tells_success else "reward_mean"
@@ -174,7 +171,8 @@ class Report:
     def _write_page(self) -> None:
         started = time.monotonic()
         try:
-            write_page(self._folder.root)
+            self._viewed = self._viewed or ViewedRun(self._folder.root, most_bytes=_PAGE_BYTES)
+            write_report(self._viewed)
         except OSError as error:  # not worth waiting for: the page is written again soon
             self._progress.say(f"report.html cannot be written: {error.strerror}")
         now = time.monotonic()

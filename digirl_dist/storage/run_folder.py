@@ -14,12 +14,14 @@ from pathlib import Path
 
 import msgspec
 
-from digirl_dist.errors import NoRunError, RunFolderError
+from digirl_dist.errors import NoRunError, RunFolderError, SettingsError
 from digirl_dist.settings import regular_file
 from digirl_dist.settings.nearest import nearest
 from digirl_dist.settings.paths import expanded
+from digirl_dist.settings.safe_yaml import read_yaml
 from digirl_dist.storage import atomic_files, file_system
 from digirl_dist.storage.events import Events, Listener
+from digirl_dist.types import Json
 
 _FILE = "run.json"
 
@@ -129,6 +131,16 @@ def existing_run(folder: str | Path) -> Path:
     near = [str(run) for run in inside or runs_in(found.parent)]
     hint = nearest("" if inside else str(found), near) if near else "name the save_path of a run"
     raise NoRunError(f"{found} is no run folder: it has no config.yaml; {hint}")
+
+
+def config_of(folder: Path) -> dict[str, Json]:
+    """Returns the composed configuration of a run, secrets hidden; {} before it is written. Raises RunFolderError."""
+    path = folder / "config.yaml"
+    try:
+        content = read_yaml(path, path.name) if path.exists() else {}
+    except SettingsError as error:
+        raise RunFolderError(str(error)) from error
+    return {key: content[key] for key in content if key != "defaults"} if isinstance(content, dict) else {}
 
 
 def _refuse_links_out(run: Path) -> None:

@@ -244,7 +244,7 @@ def _record_ranks(folder: RunFolder | None, group: Group, settings: Settings, de
 def _reporter(
     context: RankContext, folder: RunFolder, learner: RankLearner, state: ResumedState, stack: ExitStack
 ) -> Callable[[IterationReport], None]:
-    from digirl_dist.assembly.run import experiment_log
+    from digirl_dist.assembly.run import followers
     from digirl_dist.report.metrics import Metrics, Outcomes
     from digirl_dist.train.reporter import RankZeroReporter, StreamEvaluator
 
@@ -254,9 +254,9 @@ def _reporter(
     metrics.make_up_for(state.iteration, Store(folder.trajectories), outcomes)
     events = Events(folder.events)
     stack.callback(events.close)
-    log = experiment_log(settings, folder, events)
+    log = followers(settings, folder, events)
     stack.callback(log.close)
-    log.begin(state.iteration, metrics.after, (), settings.train_iterations)
+    log.begin()
     stream = partial(evaluation_stream, context)
     return RankZeroReporter(
         learner=learner,

@@ -12,7 +12,7 @@ import torch
 
 from digirl_dist.agent import Agent, contract
 from digirl_dist.collection import CollectionResult
-from digirl_dist.report.experiment_log import ExperimentLog
+from digirl_dist.report.follower import Followers
 from digirl_dist.report.metrics import Metrics, Outcomes, results, together
 from digirl_dist.storage.checkpoint import Checkpoints
 from digirl_dist.storage.trajectory_store import Store
@@ -68,7 +68,7 @@ class RankZeroReporter:
     trajectories: Path
     checkpoints: Checkpoints
     metrics: Metrics
-    log: ExperimentLog
+    log: Followers
     outcomes: Outcomes
     say: Callable[[str], None]
     steps: int
@@ -91,7 +91,7 @@ class RankZeroReporter:
         figures["iteration_s"] = round(time.monotonic() - self._began_at, 4)
         self._began_at = time.monotonic()
         self.metrics.append(figures)
-        self.log.iteration(figures, report.episodes, report.iteration)
+        self.log.look()
         average = figures.get("episode_reward_avg_100")
         told = "-" if average is None else f"{average:.2f}"
         self.say(f"iteration {report.iteration:3d}  steps {self.global_step}  episode_reward_avg_100 {told}")

@@ -18,6 +18,7 @@ import time
 from collections import OrderedDict
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
+from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -30,9 +31,9 @@ from starlette.routing import Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
-from digirl_dist.api.run import Run
 from digirl_dist.errors import DigirlDistError, TrajectoryError
-from digirl_dist.viewer.data import STATIC, ViewedRun, clean, named
+from digirl_dist.report.bundle import STATIC
+from digirl_dist.report.viewed import ViewedRun, clean, named
 from digirl_dist.viewer.explainer import Explainer
 
 _TYPES = {"html": "text/html", "css": "text/css", "js": "text/javascript", "svg": "image/svg+xml"}
@@ -59,12 +60,15 @@ _HEADERS = {
 class Viewer:
     """Serves runs on a loopback port until it is closed."""
 
-    def __init__(self, runs: Sequence[Run], port: int = 0) -> None:
-        """``port`` 0 takes a free one. Raises OSError if it is taken."""
+    def __init__(self, folders: Sequence[Path], port: int = 0, trust: bool = False) -> None:
+        """``port`` 0 takes a free one. Raises OSError if it is taken.
+
+        ``trust`` lets explanations use the classes, models and servers that the folders name.
+        """
         self._socket = socket.create_server(("127.0.0.1", port))
         self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)  # else each second answer waits 40 ms
         self._token = secrets.token_urlsafe(24)
-        self._pages = Pages(named(runs))
+        self._pages = Pages(named(folders, trust))
         door = Door()
         config = uvicorn.Config(
             Guard(self._pages.app(), self._token, door),
@@ -241,7 +245,7 @@ class Pages:
 
     def _explain(self, run: ViewedRun, request: Request) -> Any:
         asked, version = request.query_params["key"], _number(request, "version")
-        return clean(self._explainer.explain(run.run.folder, asked, version, run.run.trust))
+        return clean(self._explainer.explain(run.folder, asked, version, run.trust))
 
     def _image(self, request: Request) -> Response:
         asked = request.query_params

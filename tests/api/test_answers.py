@@ -142,8 +142,8 @@ def test_complete_or_said_one_of_many_that_fails_is_named_and_the_others_are_kep
 def test_complete_or_said_a_run_that_failed_says_so_in_every_face(
     run: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    from digirl_dist.report.viewed import ViewedRun
     from digirl_dist.trainer.inprocess import InProcessTrainer
-    from digirl_dist.viewer.data import ViewedRun
 
     def broken(*_: object) -> None:
         raise SettingsError("no gradient came")
@@ -157,7 +157,7 @@ def test_complete_or_said_a_run_that_failed_says_so_in_every_face(
     assert main(["why", str(run)]) == 0
     assert "the run failed: no gradient came" in capsys.readouterr().out
     assert "the run failed: no gradient came" in (run / "report.html").read_text()
-    viewed = ViewedRun(Run(run), "run").summary()
+    viewed = ViewedRun(run).progress()
     assert viewed["failed"] and viewed["state"] == "the run failed: no gradient came"
     assert '"event": "run_failed"' in (run / "events.jsonl").read_text()
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from html.parser import HTMLParser
 from pathlib import Path
 
@@ -10,7 +11,8 @@ from hostile_texts import GENERATED, HOSTILE
 from small_run import append, episode, figures, make_run
 
 from digirl_dist import Run
-from digirl_dist.report.page import write_page
+from digirl_dist.report.bundle import write_report
+from digirl_dist.report.viewed import ViewedRun
 from digirl_dist.storage import parquet
 
 TEXTS = (*HOSTILE, *GENERATED)
@@ -65,7 +67,9 @@ def test_no_text_steers_the_terminal_that_shows_an_episode_or_a_warning(hostile:
 
 
 def test_no_text_becomes_markup_in_the_report(hostile: Path) -> None:
-    write_page(hostile)
-    page = Markup((hostile / "report.html").read_text())
-    assert page.active == [] and any("worker" in text for text in page.texts)
+    """Its own two scripts are all that acts: what a run says is in the first, as data."""
+    page = Markup(write_report(ViewedRun(hostile)).read_text())
+    assert page.active == ["link", "a", "a href", "script", "script"]
+    (data,) = (text for text in page.texts if text.startswith('{"hostile":'))
+    assert "<" not in data and set(json.loads(data)["hostile"]["rows"]["columns"]["task"]["words"]) >= set(TEXTS)
     assert Markup("<p onclick=x><script>").active == ["p onclick", "script"], "what acts is found"

@@ -37,7 +37,7 @@ from digirl_dist.errors import (
     SettingsError,
     TrajectoryError,
 )
-from digirl_dist.report.record import RunRecord
+from digirl_dist.report.viewed import ViewedRun
 from digirl_dist.settings import configuration
 from digirl_dist.storage import episode_file, parquet
 from digirl_dist.storage.checkpoint import Checkpoints
@@ -79,7 +79,7 @@ def test_readers_change_nothing_in_a_run_folder(folder: Path) -> None:
     run = Run(folder)
     run.config(), run.figures(), run.evaluations(), run.events(), run.episodes(), run.steps(), run.policy()
     run.explain(run.episode("t1.0"))
-    RunRecord.read(folder, 12)
+    ViewedRun(folder).follow(everything=True)
     assert Store(folder / "trajectories").read(0)
     assert {path: path.stat().st_mtime_ns for path in [folder, *folder.rglob("*")]} == before
 

@@ -12,9 +12,9 @@ from typing import Any
 
 import psutil
 
+from benchmarks.sshd import Sshd
 from chaos.processes import emulators, processes_with, running
 from chaos.relay import Relay
-from chaos.sshd import Sshd
 
 CLOCK = Path(__file__).parent / "clock"
 

@@ -3,25 +3,13 @@
 from __future__ import annotations
 
 import os
-import time
 from collections.abc import Callable, Iterable
 from contextlib import suppress
 from pathlib import Path
 
 import psutil
 
-
-def eventually(condition: Callable[[], object], limit_s: float) -> bool:
-    """Waits for ``condition``; returns whether it became true within the limit."""
-    asked = time.monotonic()
-    deadline = asked + limit_s
-    while not condition():
-        took_s = time.monotonic() - asked
-        if asked + took_s > deadline:
-            return False
-        time.sleep(min(0.5, max(0.02, 10 * took_s)))  # what is waited for needs the processors itself
-        asked = time.monotonic()
-    return True
+from benchmarks.sshd import eventually as eventually
 
 
 def processes_with(marker: str | Path, environment: bool = False) -> list[psutil.Process]:

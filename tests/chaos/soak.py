@@ -44,7 +44,6 @@ _ROLES = {
     "parallel.launch": "launcher",
     "digirl_dist run": "rank",
     "digirl_dist view": "viewer",
-    "digirl_dist.cli view": "viewer",
     "chaos.notebook": "host",
     "run.py": "host",
 }

@@ -16,9 +16,8 @@ from small_run import make_run
 import digirl_dist
 from digirl_dist.child_process import environment
 from digirl_dist.cli import entry
-from digirl_dist.cli.command import command, names
 from digirl_dist.cli.completion import complete_override
-from digirl_dist.cli.main import main
+from digirl_dist.cli.main import COMMANDS, main
 from digirl_dist.exit_status import interruptions_wait
 from digirl_dist.settings import GymnasiumSettings, configuration
 from digirl_dist.settings.places import HERE
@@ -33,13 +32,13 @@ def test_alone_it_shows_every_command_and_starts_nothing(
     monkeypatch.setenv("COLUMNS", "200")
     assert main([]) == 0
     shown = capsys.readouterr().out
-    assert set(names()) >= WANTED
-    for name in names():
-        assert f"  {name} " in shown and command(name).summary in shown
+    assert set(COMMANDS) >= WANTED
+    for name in COMMANDS:
+        assert f"  {name} " in shown and COMMANDS[name].summary in shown
     assert not list(tmp_path.iterdir())
 
 
-@pytest.mark.parametrize("words", [[], *([name, "--help"] for name in names())], ids=" ".join)
+@pytest.mark.parametrize("words", [[], *([name, "--help"] for name in COMMANDS)], ids=" ".join)
 def test_help_is_no_wider_than_the_terminal_and_breaks_no_word(
     words: list[str], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -62,13 +61,13 @@ def test_a_key_for_experts_is_printed_and_works_as_any_other(capsys: pytest.Capt
     assert configuration.load(HERE, "host", ["limits.stuck_s=7"]).limits.stuck_s == 7
 
 
-@pytest.mark.parametrize("name", names())
+@pytest.mark.parametrize("name", COMMANDS)
 def test_each_command_has_its_own_help(name: str, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as ended:
         main([name, "--help"])
     assert ended.value.code == 0
     shown = capsys.readouterr().out
-    assert shown.startswith(f"usage: digirl-dist {name}") and command(name).summary.split()[0] in shown
+    assert shown.startswith(f"usage: digirl-dist {name}") and COMMANDS[name].summary.split()[0] in shown
 
 
 def test_the_version_is_told(capsys: pytest.CaptureFixture[str]) -> None:
@@ -183,10 +182,9 @@ def test_no_command_imports_torch_to_explain_itself_or_to_refuse_a_run_that_is_n
     """Each command in a process of its own would take a minute; torch stays imported, so the first culprit is named."""
     program = (
         "import sys, os, digirl_dist\n"
-        "from digirl_dist.cli.command import names\n"
-        "from digirl_dist.cli.main import main\n"
+        "from digirl_dist.cli.main import COMMANDS, main\n"
         "sys.stdout = sys.stderr = open(os.devnull, 'w')\n"
-        "asked = [words for name in names() for words in ([name, '--help'], [name, '/nowhere/x'])]\n"
+        "asked = [words for name in COMMANDS for words in ([name, '--help'], [name, '/nowhere/x'])]\n"
         "for words in [*asked, [], ['--version']]:\n"
         "    try: main(words)\n"
         "    except SystemExit: pass\n"

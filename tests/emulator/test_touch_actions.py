@@ -6,7 +6,7 @@ import pytest
 
 from digirl_dist.emulator.touch_actions import DeviceAction
 from digirl_dist.errors import ActionError
-from digirl_dist.report.episodes import caption
+from digirl_dist.report.viewed import caption
 from digirl_dist.types import Json
 
 

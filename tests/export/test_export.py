@@ -9,13 +9,11 @@ import shlex
 import subprocess
 import sys
 from collections.abc import Iterable, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import msgspec
 import numpy as np
-import pyarrow.parquet as pq
 import pytest
 import yaml
 from export import atif_format
@@ -75,13 +73,6 @@ def episode(
     return Trajectory(asked, f"{iteration}-{ticket}", "10.0.0.7", 0, steps, seen[-1], ticket == 1)
 
 
-def showing(image: bytes) -> Trajectory:
-    """An episode whose every step shows this picture."""
-    one = episode(0, 0)
-    steps = [replace(step, observation=replace(step.observation, image=image)) for step in one.steps]
-    return replace(one, steps=steps)
-
-
 def run_with(folder: Path, *iterations: Iterable[Trajectory]) -> Path:
     (folder / "trajectories").mkdir(parents=True)
     (folder / "config.yaml").write_text(yaml.safe_dump(CONFIG))
@@ -118,7 +109,7 @@ def test_a_data_set_is_one_for_datasets_and_for_offline_learning(run: Path, tmp_
 def test_an_iteration_whose_episodes_were_all_refused_is_passed_over(tmp_path: Path) -> None:
     datasets = pytest.importorskip("datasets")
     run = run_with(tmp_path / "mine", [], [episode(1, 0)], [])
-    for name in ("atif", "lerobot", "datasets"):
+    for name in ("atif", "datasets"):
         export.export(run, name, tmp_path / name)
     assert [path.name for path in (tmp_path / "atif").iterdir()] == ["t1.0"]
     found = datasets.load_dataset(str(tmp_path / "datasets"), cache_dir=str(tmp_path / "cache"))["train"]
@@ -158,7 +149,7 @@ def test_hostile_texts_in_every_field_harm_no_format(tmp_path: Path) -> None:
         episode(0, at, [{"type": text, "x": 0.5, text: text, "said": text}], text) for at, text in enumerate(told)
     ]
     run = run_with(tmp_path / "mine", episodes)
-    for name in ("atif", "datasets", "lerobot"):
+    for name in ("atif", "datasets"):
         made = export.export(run, name, tmp_path / name)
         files = [path.relative_to(made) for path in made.rglob("*")]
         assert all(re.fullmatch(r"[\w./-]+", str(path)) for path in files), files
@@ -183,68 +174,7 @@ def test_atif_has_what_the_format_demands(run: Path, tmp_path: Path) -> None:
     assert first.tool_calls[0].arguments == {"x": 0.1, "y": 0.5} and first.extra["log_prob"] == -0.5
 
 
-def test_lerobot_has_the_files_and_columns_of_version_3(run: Path, tmp_path: Path) -> None:
-    made = export.export(run, "lerobot", tmp_path / "out")
-    info = json.loads((made / "meta" / "info.json").read_text())
-    kinds = json.loads((made / "meta" / "action_types.json").read_text())
-    assert info["codebase_version"] == "v3.0" and info["splits"] == {"train": "0:3"} and info["total_frames"] == 9
-    frames = pq.read_table(made / info["data_path"].format(chunk_index=0, file_index=0))
-    assert set(frames.column_names) == set(info["features"])
-    assert frames["index"].to_pylist() == list(range(9)) and frames["frame_index"].to_pylist() == [0, 1, 2] * 3
-    assert info["features"]["action"]["names"] == ["type", "x", "y"] and kinds == ["back", "tap", "type"]
-    assert np.allclose(frames["action"].to_pylist()[:3], [[1, 0.1, 0.5], [2, 0, 0], [0, 0, 0]])
-    assert info["features"]["observation.image"]["shape"] == [30, 20, 3]
-    assert frames["next.done"].to_pylist() == [False, False, True] * 3 and sum(frames["next.success"].to_pylist()) == 1
-    episodes = pq.read_table(made / "meta" / "episodes" / "chunk-000" / "file-000.parquet").to_pylist()
-    assert [(each["dataset_from_index"], each["dataset_to_index"]) for each in episodes] == [(0, 3), (3, 6), (6, 9)]
-    tasks = pytest.importorskip("pandas").read_parquet(made / "meta" / "tasks.parquet")
-    assert [tasks.iloc[each].name for each in frames["task_index"].to_pylist()[::3]] == ["go 0", "go 1", "go 0"]
-    statistics = json.loads((made / "meta" / "stats.json").read_text())
-    assert statistics["next.reward"]["mean"] == [1.0] and statistics["observation.state"]["max"] == [2.0] * 3
-    assert np.shape(statistics["observation.image"]["mean"]) == (3, 1, 1)
-
-
-def test_lerobot_has_each_number_of_a_mixed_action(tmp_path: Path) -> None:
-    made = {}
-    for number, action in enumerate([[2, [0.5, -0.5], 1], [[0.25, 0.75], [1.5, -1.0]], [list(range(12))]]):
-        steps = [replace(step, action=action) for step in episode(0, 0).steps]
-        run = run_with(tmp_path / f"run{number}", [replace(episode(0, 0), steps=steps)])
-        folder = export.export(run, "lerobot", tmp_path / f"out{number}")
-        names = json.loads((folder / "meta/info.json").read_text())["features"]["action"]["names"]
-        [first, *_] = pq.read_table(folder / "data/chunk-000/file-000.parquet").to_pylist()
-        made[number] = dict(zip(names, first["action"], strict=True))
-    assert made[0] == {"action_0": 2.0, "action_1_0": 0.5, "action_1_1": -0.5, "action_2": 1.0}
-    assert made[1] == {"action_0_0": 0.25, "action_0_1": 0.75, "action_1_0": 1.5, "action_1_1": -1.0}
-    assert list(made[2].values()) == list(range(12)), "10 comes behind 9"
-
-
-def test_lerobot_tells_tasks_without_an_instruction_apart(tmp_path: Path) -> None:
-    asked = [replace(episode(0, number).ticket, task=Task(f"Game-{number}")) for number in range(2)]
-    run = run_with(tmp_path / "mine", [replace(episode(0, each.index), ticket=each) for each in asked])
-    made = export.export(run, "lerobot", tmp_path / "out")
-    told = pq.read_table(made / "meta" / "episodes" / "chunk-000" / "file-000.parquet")["tasks"].to_pylist()
-    assert told == [["Game-0"], ["Game-1"]]
-
-
-@pytest.mark.parametrize(
-    ("episodes", "reason"),
-    [
-        ([episode(0, 0), episode(0, 1, size=40)], r"all frames alike.*\(30, 20\).*\(40, 20\)"),
-        ([episode(0, 0, ["left", "right"])], "the actions have no numbers"),
-        ([showing(encoded(Image.new("P", (20, 30)), "GIF"))], "of episode 0-0 is no PNG or JPEG of a screen"),
-        ([showing(picture(0)[:40])], "of episode 0-0 is no PNG or JPEG of a screen"),
-    ],
-)
-def test_what_lerobot_cannot_hold_is_refused_and_leaves_nothing(
-    episodes: list[Trajectory], reason: str, tmp_path: Path
-) -> None:
-    run = run_with(tmp_path / "mine", episodes)
-    with pytest.raises(TrajectoryError, match=reason):
-        export.export(run, "lerobot", tmp_path / "out")
-    assert [path.name for path in tmp_path.iterdir()] == ["mine"]
-
-
-@pytest.mark.parametrize("name", ["atif", "datasets", "lerobot"])
+@pytest.mark.parametrize("name", ["atif", "datasets"])
 def test_a_damaged_run_and_one_without_episodes_leave_nothing(name: str, run: Path, tmp_path: Path) -> None:
     last = run / "trajectories" / "000001.parquet"
     last.write_bytes(last.read_bytes()[:-100])
@@ -261,15 +191,14 @@ def test_what_exists_is_never_written_over(run: Path, tmp_path: Path) -> None:
     for name in ("link", "empty", "mine"):
         with pytest.raises(SettingsError, match="is there already"):
             export.export(run, "datasets", tmp_path / name)
-    with pytest.raises(SettingsError, match="no format 'csv': choose from atif, datasets, lerobot, policy"):
+    with pytest.raises(SettingsError, match="no format 'csv': choose from atif, datasets, policy"):
         export.export(run, "csv", tmp_path / "out")
     with pytest.raises(CheckpointError, match="has no checkpoint"):
         export.export(run, "policy", tmp_path / "out")
 
 
 @pytest.mark.component
-@pytest.mark.parametrize("name", ["datasets", "lerobot"])
-def test_memory_does_not_grow_with_the_run(name: str, tmp_path: Path) -> None:
+def test_memory_does_not_grow_with_the_run(tmp_path: Path) -> None:
     """One iteration of 180 MB in one file."""
     pixels = np.random.default_rng(0).integers(0, 255, (20, 200, 250, 3), np.uint8)
     seen = [Observation("go", encoded(Image.fromarray(each))) for each in pixels]
@@ -279,13 +208,13 @@ def test_memory_does_not_grow_with_the_run(name: str, tmp_path: Path) -> None:
         tmp_path / "mine", [Trajectory(each, f"e{each.index}", "w", 0, steps, seen[0], True) for each in asked]
     )
     program = (
-        "import sys, resource; from pathlib import Path; from digirl_dist.export import export, form\n"
-        "import pyarrow.compute, digirl_dist.export.source; form(sys.argv[2])\n"
+        "import sys, resource; from pathlib import Path; from digirl_dist.export import export\n"
+        "import pyarrow.compute, digirl_dist.export.datasets\n"
         "before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss\n"
         "export(Path(sys.argv[1]), sys.argv[2], Path(sys.argv[3]))\n"
         "print((resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) // 1024)\n"
     )
-    words = [sys.executable, "-c", program, str(run), name, str(tmp_path / "out")]
+    words = [sys.executable, "-c", program, str(run), "datasets", str(tmp_path / "out")]
     done = subprocess.run(words, env=environment(), capture_output=True, text=True, timeout=150)
     assert done.returncode == 0, done.stderr
     assert int(done.stdout) < 150, "MiB"

@@ -13,7 +13,7 @@ from digirl_dist.agent.device.encoder import hashed_words
 from digirl_dist.judge import prompt
 from digirl_dist.plain_text import one_line, without_secrets_in
 from digirl_dist.protocol.messages import MOST_REASON
-from digirl_dist.report.repeats import Repeats
+from digirl_dist.report.progress import Repeats
 from digirl_dist.ssh.openssh_log import fingerprint, last_words
 from fuzz.target import Target
 

@@ -15,7 +15,7 @@ from pathlib import Path
 from network.machines import Machine
 from process_watch import eventually
 
-from chaos.sshd import PROGRAM, SBIN
+from benchmarks.sshd import PROGRAM, SBIN
 
 USER = "robot"
 _PRELUDE = """

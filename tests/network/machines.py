@@ -13,9 +13,9 @@ from pathlib import Path
 
 import psutil
 
+from benchmarks.sshd import SBIN, Sshd
 from chaos.machine import Disk
 from chaos.processes import emulators, running
-from chaos.sshd import SBIN, Sshd
 from digirl_dist.child_process import environment
 
 _NOBODY = "02:00:00:00:00:99"

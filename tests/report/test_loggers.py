@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import json
 import math
+import os
 import posixpath
 import re
-import signal
 import sqlite3
 import subprocess
 import sys
@@ -16,18 +16,23 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from small_run import episode
+import yaml
+from process_watch import eventually
+from run_files import lines
+from small_run import append, episode
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from digirl_dist.assembly.validate import refuse_contradictions
+from digirl_dist.child_process import environment
 from digirl_dist.errors import SettingsError
 from digirl_dist.plain_text import HIDDEN
-from digirl_dist.report import logger_process
-from digirl_dist.report.experiment_log import ExperimentLog
-from digirl_dist.report.logged import film, rows, tags
-from digirl_dist.report.loggers import LoggedRun, names
+from digirl_dist.report import follower
+from digirl_dist.report.follower import Follower, Followers
+from digirl_dist.report.logged import rows, tags
+from digirl_dist.report.picture import film
 from digirl_dist.settings import configuration
 from digirl_dist.settings.keys import flat
+from digirl_dist.storage import parquet
 
 pytestmark = pytest.mark.long_file(15)
 
@@ -53,39 +58,58 @@ def figures(iteration: int) -> dict[str, Any]:
 class Run:
     """A run folder that is logged, and may be resumed."""
 
-    def __init__(self, folder: Path, *loggers: str) -> None:
+    def __init__(self, folder: Path, **config: Any) -> None:
         self.folder = folder
-        self.loggers = loggers
-        self.failed: list[tuple[str, str]] = []
-        self.metrics: list[dict[str, Any]] = []
-        self.measured: list[dict[str, Any]] = []
-        self.asked_after: list[int] = []
-        self.run_id, self.is_copy = "run1", False
-        self.config: dict[str, Any] = {}
         self.more: dict[str, Any] = {}
+        (folder / "trajectories").mkdir(parents=True)
+        self.named("run1")
+        (folder / "config.yaml").write_text(
+            yaml.safe_dump({"seed": 1, "judge": {"key": SECRET}, "logger_project": "project", **config})
+        )
 
-    def _after(self, iteration: int) -> list[dict[str, Any]]:
-        self.asked_after.append(iteration)
-        return [line for line in self.metrics if line["iteration"] > iteration]
+    def named(self, run_id: str) -> None:
+        (self.folder / "run.json").write_text(json.dumps({"run_id": run_id}))
 
-    def train(self, iterations: Sequence[int], first: int | None = None) -> None:
-        """Makes these iterations in one process, with an evaluation before the first if that is 0 or 3."""
+    def has(self, iterations: Sequence[int]) -> None:
+        """Makes these iterations, with an evaluation before the first if that is 0 or 3."""
+        metrics = self.folder / "metrics.jsonl"
+        before = [line for line in lines(metrics) if line["iteration"] < iterations[0]] if metrics.exists() else []
+        metrics.write_text("".join(f"{json.dumps(line)}\n" for line in before))
+        if iterations[0] in (0, 3):
+            measured = {"iteration": iterations[0], "purpose": "evaluate", "checkpoint": iterations[0]}
+            append(self.folder / "evaluation.jsonl", {**measured, "success_rate": 0.3})
+        for number in iterations:
+            parquet.write(self.folder / "trajectories" / f"{number:06d}.parquet", EPISODES)
+            append(metrics, {**figures(number), **self.more})
+
+    def log(self, name: str, *iterations: int) -> None:
+        """Logs what the folder has in this process, as a run does that makes these iterations meanwhile."""
         while any(self.folder.glob(f"tensorboard/*.tfevents.{int(time.time())}.*")):
             time.sleep(0.1)  # TensorBoard reads files in the order of their seconds
-        config = {"seed": 1, "judge.key": SECRET, "save_path": str(self.folder), **self.config}
-        run = LoggedRun(self.run_id, "mine", str(self.folder), "project", config, is_copy=self.is_copy)
-        log = ExperimentLog(self.loggers, run, lambda name, reason: self.failed.append((name, reason)))
-        begin = iterations[0] if first is None else first
-        self.metrics = [line for line in self.metrics if line["iteration"] < begin]
-        log.begin(begin, self._after, self.measured)
-        if begin in (0, 3):
-            measured = {"iteration": begin, "purpose": "evaluate", "checkpoint": begin, "success_rate": 0.3}
-            self.measured.append(measured)
-            log.evaluation(measured, begin)
-        for iteration in iterations:
-            self.metrics.append({**figures(iteration), **self.more})
-            log.iteration(self.metrics[-1], EPISODES, iteration)
-        log.close()
+        if name == "wandb":  # it is made for one run in a process
+            words = [sys.executable, "-m", "digirl_dist.report.follower", str(self.folder), name]
+            subprocess.run(words, stdin=subprocess.DEVNULL, env=environment(), check=True)
+            return
+        following, coming = Follower(self.folder, name), list(iterations)
+
+        def is_ended() -> bool:
+            for number in coming[:1]:
+                self.has([number])
+                coming.remove(number)
+                return False
+            return True
+
+        following.follow(is_ended)
+
+    def taken(self, name: str) -> dict[str, Any]:
+        found: dict[str, Any] = json.loads((self.folder / f"logger-{name}.json").read_text())
+        return found
+
+
+@pytest.fixture(autouse=True)
+def no_alarm(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A follower ends its process if the logger's library hangs in the end; this one is the tests'."""
+    monkeypatch.setattr(follower.signal, "alarm", lambda seconds: None)
 
 
 def test_figures_get_groups_and_only_finite_numbers_are_curves() -> None:
@@ -100,45 +124,63 @@ def test_figures_get_groups_and_only_finite_numbers_are_curves() -> None:
     assert dict(flat({"a": {"b": [1], "c": {}}, "d": 2})) == {"a.b": [1], "a.c": {}, "d": 2}
 
 
-def test_one_success_and_one_failure_get_a_picture() -> None:
-    found = rows([*EPISODES, *EPISODES], with_pictures=True)
+def test_one_success_and_one_failure_get_a_picture(tmp_path: Path) -> None:
+    file = tmp_path / "000000.parquet"
+    parquet.write(file, [*EPISODES, *EPISODES])
+    found = rows(file, with_pictures=True)
     assert [row["success"] for row in found if "picture" in row] == [True, False] and len(found) == 4
-    assert not any("picture" in row for row in rows(EPISODES, with_pictures=False))
+    assert not any("picture" in row for row in rows(file, with_pictures=False))
+    file.write_bytes(b"PAR1")
+    assert rows(file, with_pictures=True) == [] == rows(tmp_path / "none", with_pictures=True)
     picture = film(EPISODES[0])
     assert picture is not None and picture.startswith(b"\x89PNG")
 
 
-@pytest.mark.parametrize("content", ["[1]", '{"tensorboard": 5}', '{"tensorboard": {"figures": "x"}}', "3", "\x00"])
+@pytest.mark.parametrize("content", ["[1]", '{"figures": "x"}', "3", "\x00"])
 def test_a_record_of_another_form_ends_no_run_and_what_it_told_is_logged_anew(tmp_path: Path, content: str) -> None:
-    (tmp_path / "loggers.json").write_text(content)
-    run = Run(tmp_path, "tensorboard")
-    run.train([0])
-    assert not run.failed and json.loads((tmp_path / "loggers.json").read_text())["tensorboard"]["figures"] == 0
+    run = Run(tmp_path / "run")
+    (run.folder / "logger-tensorboard.json").write_text(content)
+    run.has([0])
+    run.log("tensorboard")
+    assert run.taken("tensorboard")["figures"] == 0
 
 
 def test_tensorboard_has_groups_settings_and_pictures_and_a_resumed_run_no_step_twice(tmp_path: Path) -> None:
-    run = Run(tmp_path, "tensorboard")
-    run.train([0, 1, 2])
-    run.train([3])
-    run.train([2, 3, 4])  # a crash undid iterations 2 and 3
-    assert run.asked_after == [-1, 2, 1], "figures that were logged are not read again"
-    seen = EventAccumulator(str(tmp_path / "tensorboard"), size_guidance={"images": 0}).Reload()
+    run = Run(tmp_path / "run")
+    run.has([0])
+    run.log("tensorboard", 1, 2)
+    run.log("tensorboard", 3)
+    run.has([2])  # a crash undid iterations 2 and 3
+    run.log("tensorboard", 3, 4)
+    seen = EventAccumulator(str(run.folder / "tensorboard"), size_guidance={"images": 0}).Reload()
     rate = [(point.step, round(point.value, 3)) for point in seen.Scalars("learning/success_rate")]
     assert rate == [(0, 0.5), (1, 0.6), (2, 0.7), (3, 0.8), (4, 0.9)]
     assert [point.step for point in seen.Scalars("evaluation/success_rate")] == [0, 3]
     assert [image.step for image in seen.Images("episodes/success")] == [0, 1, 2, 3, 4]
-    written = b"".join(path.read_bytes() for path in (tmp_path / "tensorboard").iterdir())
+    written = b"".join(path.read_bytes() for path in (run.folder / "tensorboard").iterdir())
     assert b"_hparams_/session_start_info" in written and SECRET.encode() not in written
-    assert not run.failed
 
 
-def test_a_logger_that_is_added_later_gets_the_whole_curve(tmp_path: Path) -> None:
-    run = Run(tmp_path)
-    run.train([0, 1])
-    run.loggers = ("tensorboard",)
-    run.train([2])
-    seen = EventAccumulator(str(tmp_path / "tensorboard")).Reload()
-    assert [point.step for point in seen.Scalars("learning/success_rate")] == [0, 1, 2]
+def test_what_was_measured_before_an_iteration_is_logged_before_it(tmp_path: Path) -> None:
+    """A service refuses a step that is less than its last one, and one file may be read before the other is written."""
+    run = Run(tmp_path / "run")
+    run.has([0, 1, 2, 3])
+    given: list[tuple[str, int]] = []
+    following = Follower(run.folder, "tensorboard")
+
+    class Told:
+        def figures(self, figures: dict[str, float], step: int) -> None:
+            given.append((next(iter(figures)).partition("/")[0], step))
+
+        def episodes(self, rows: object, step: int) -> None: ...
+
+        def close(self) -> None: ...
+
+    following._logger = Told()
+    append(run.folder / "evaluation.jsonl", {"checkpoint": 6, "success_rate": 0.5})  # its iteration 5 is not there yet
+    following.follow(iter([False, True]).__next__)
+    steps = [step for _, step in given]
+    assert steps == sorted(steps) and given[0] == ("evaluation", 0) and given[-1] == ("evaluation", 6)
 
 
 ODD = {
@@ -176,35 +218,32 @@ def test_names_that_are_odd_end_no_logger(logger: str, tmp_path: Path, monkeypat
     pytest.importorskip(logger)
     monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
     monkeypatch.setenv("WANDB_MODE", "offline")
-    monkeypatch.setattr(logger_process, "CLOSE_S", 120.0)  # names are tried here, and not how quick a library is
-    run = Run(tmp_path, logger)
-    run.config = {"emulator.kwargs.a/../b@c": 1, "emulator.kwargs.a": "", "x" * 300: 2}
+    run = Run(tmp_path / "run", emulator={"kwargs": {"a/../b@c": 1, "a": ""}, "x" * 300: 2})
     run.more = ODD
-    run.train([0, 1])
-    log = tmp_path / f"logger-{logger}.log"
-    assert not run.failed, log.read_text() if log.exists() else run.failed
-    assert json.loads((tmp_path / "loggers.json").read_text())[logger]["figures"] == 1
+    run.has([0, 1])
+    run.log(logger)
+    assert run.taken(logger)["figures"] == 1
 
 
 @pytest.mark.component
 def test_mlflow_has_one_run_with_all_steps_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("mlflow")
     monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
-    run = Run(tmp_path, "mlflow")
-    run.train([0, 1])
-    run.train([1, 2])  # iteration 1 is made again
-    assert not run.failed, (tmp_path / "logger-mlflow.log").read_text()
-    [there] = (tmp_path / "mlruns").glob("[1-9]*/*/meta.yaml")
+    run = Run(tmp_path / "run")
+    run.has([0, 1])
+    run.log("mlflow")
+    run.has([1])  # iteration 1 is made again
+    run.log("mlflow", 2)
+    [there] = (run.folder / "mlruns").glob("[1-9]*/*/meta.yaml")
     rate = [line.split() for line in (there.parent / "metrics/learning/success_rate").read_text().splitlines()]
     assert [(int(step), float(value)) for _, value, step in rate] == [(0, 0.5), (1, 0.6), (2, 0.7)]
-    run.run_id, run.is_copy = "run2", True
-    run.train([3])
-    assert run.asked_after[-1] == -1, "a service knows nothing yet of a copy"
-    assert len(list((tmp_path / "mlruns").glob("[1-9]*/*/meta.yaml"))) == 2
     table = json.loads((there.parent / "artifacts/episodes/000002.json").read_text())
     assert table["columns"][:3] == ["iteration", "ticket", "task"] and len(table["data"]) == 2
     assert (there.parent / "artifacts/episodes/000002-success.png").exists()
     assert (there.parent / "params/judge.key").read_text() == HIDDEN
+    run.named("run2")  # the folder was copied: a service knows nothing yet of the copy
+    run.log("mlflow")
+    assert len(list((run.folder / "mlruns").glob("[1-9]*/*/meta.yaml"))) == 2
 
 
 @pytest.mark.component
@@ -213,21 +252,17 @@ def test_weights_and_biases_keeps_curves_settings_and_a_table_when_offline(
 ) -> None:
     pytest.importorskip("wandb")
     monkeypatch.setenv("WANDB_MODE", "offline")
-    run = Run(tmp_path, "wandb")
-    run.train([0, 1])
-    assert not run.failed, (tmp_path / "logger-wandb.log").read_text()
-    [written] = tmp_path.glob("wandb/offline-run-*-run1/run-run1.wandb")
+    run = Run(tmp_path / "run")
+    run.has([0, 1])
+    run.log("wandb")
+    [written] = run.folder.glob("wandb/offline-run-*-run1/run-run1.wandb")
     content = written.read_bytes()
     assert b"learning/success_rate" in content and b"evaluation/success_rate" in content
     assert SECRET.encode() not in content
     tables = [json.loads(path.read_text()) for path in written.parent.glob("files/media/table/episodes/all_*.json")]
     assert sorted(len(table["data"]) for table in tables) == [2, 2] and tables[0]["columns"][2] == "task"
     assert len(list(written.parent.glob("files/media/images/**/*.png"))) == 4
-    assert json.loads((tmp_path / "loggers.json").read_text())["wandb"] == {
-        "figures": 1,
-        "episodes": 1,
-        "evaluation": 0,
-    }
+    assert run.taken("wandb") == {"run_id": "run1", "figures": 1, "evaluation": 0}
 
 
 @pytest.mark.component
@@ -235,10 +270,11 @@ def test_trackio_has_all_steps_once(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     """It wants Pillow below 13, so the extra ``dev`` leaves it out."""
     pytest.importorskip("trackio")
     monkeypatch.setenv("TRACKIO_DIR", str(tmp_path / "trackio"))
-    run = Run(tmp_path, "trackio")
-    run.train([0, 1])
-    run.train([1, 2])
-    assert not run.failed, (tmp_path / "logger-trackio.log").read_text()
+    run = Run(tmp_path / "mine")
+    run.has([0, 1])
+    run.log("trackio")
+    run.has([1])
+    run.log("trackio", 2)
     with sqlite3.connect(tmp_path / "trackio/project.db") as database:
         found = database.execute("SELECT run_name, step, metrics FROM metrics").fetchall()
     assert {name for name, _, _ in found} == {"mine-run1"}
@@ -258,91 +294,60 @@ class Logger:
     def close(self):
         {close}
 
-PACKAGE, ISOLATED = "json", True
-
-def build(run):
+def build(name, run):
     return Logger()
 """
 
 
+def is_logged(run: Run) -> bool:
+    return (run.folder / "logger-tensorboard.json").exists() and run.taken("tensorboard")["figures"] == 19
+
+
 @pytest.mark.component
 @pytest.mark.parametrize(
-    ("does", "closes", "said"),
+    ("does", "closes", "limit_s", "said"),
     [
-        ("raise RuntimeError('the server said no')", "pass", "RuntimeError: the server said no"),
-        ("os._exit(3)", "pass", "ended with status 3"),
-        ("time.sleep(1000)", "pass", "did not finish within 2 s and was ended"),
-        ("pass", "time.sleep(1000)", "did not finish within 2 s and was ended"),
+        ("raise RuntimeError('the server said no')", "pass", 120, "RuntimeError: the server said no"),
+        ("os._exit(3)", "pass", 120, "ended with status 3"),
+        ("time.sleep(1000)", "pass", 2, "did not finish within 2 s and was ended"),
+        ("pass", "time.sleep(1000)", 2, "did not finish within 2 s and was ended"),
     ],
 )
 def test_a_logger_that_fails_or_hangs_is_named_once_and_delays_nothing(
-    does: str, closes: str, said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    does: str, closes: str, limit_s: float, said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    import digirl_dist.report.loggers as package
-
     (tmp_path / "faulty.py").write_text(LOGGER.format(figures=does, close=closes))
-    monkeypatch.setattr(package, "__path__", [*package.__path__, str(tmp_path)])
     (tmp_path / "sitecustomize.py").write_text(
         f"import digirl_dist.report.loggers as package\npackage.__path__.append({str(tmp_path)!r})\n"
+        "package.MODULES['faulty'] = 'faulty'\n"
     )
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
-    monkeypatch.setattr(logger_process, "CLOSE_S", 2.0)
-    assert "faulty" in names()
-    run = Run(tmp_path, "faulty", "tensorboard")
-    began = time.monotonic()
-    run.train(range(20))
-    assert time.monotonic() - began < 60
-    assert [name for name, _ in run.failed] == ["faulty"] and said in run.failed[0][1]
-    seen = EventAccumulator(str(tmp_path / "tensorboard")).Reload()
+    run, failed = Run(tmp_path / "run"), list[tuple[str, str]]()
+    followers = Followers(["faulty", "tensorboard"], run.folder, lambda *told: failed.append(told))
+    run.has([0])
+    followers.begin()
+    for number in range(1, 20):
+        run.has([number])
+        followers.look()
+    eventually(lambda: is_logged(run), 120, "its curves")
+    monkeypatch.setattr(follower, "CLOSE_S", limit_s)
+    followers.close()
+    assert [name for name, _ in failed] == ["faulty"] and said in failed[0][1]
+    seen = EventAccumulator(str(run.folder / "tensorboard")).Reload()
     assert len(seen.Scalars("learning/success_rate")) == 20
 
 
 @pytest.mark.component
-def test_a_logger_that_does_not_keep_up_lacks_the_newest_steps_alone(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A resumed run logs what is newer than all that was taken, so a gap before that would stay."""
-    gate, taken, told = tmp_path / "gate", list[int](), list[str]()
-    waits = f"while not os.path.exists({str(gate)!r}): time.sleep(0.05)"
-    (tmp_path / "slow.py").write_text(LOGGER.format(figures=waits, close="pass"))
-    (tmp_path / "sitecustomize.py").write_text(
-        f"import digirl_dist.report.loggers as package\npackage.__path__.append({str(tmp_path)!r})\n"
-    )
-    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
-    monkeypatch.setattr(logger_process, "_MOST", 3)
-    run = LoggedRun("run1", "mine", str(tmp_path), "project", {})
-    logger = logger_process.LoggerProcess("slow", run, told.append, lambda kind, step: taken.append(step))
-    for step in range(10):
-        logger.give("figures", {"a/b": 1.0}, step)
-    gate.touch()
-    deadline = time.monotonic() + 60
-    while len(taken) < 2 and time.monotonic() < deadline:
-        time.sleep(0.05)
-    logger.give("figures", {"a/b": 1.0}, 10)
-    logger.close()
-    assert taken == list(range(len(taken))) and 2 <= len(taken) < 10
-    assert len(told) == 1 and "it does not keep up" in told[0]
-
-
-@pytest.mark.component
-def test_the_process_of_a_logger_ends_with_a_run_that_is_killed(tmp_path: Path) -> None:
-    program = (
-        "import sys, time; from pathlib import Path; from digirl_dist.report.logger_process import LoggerProcess\n"
-        "from digirl_dist.report.loggers import LoggedRun\n"
-        "run = LoggedRun('run1', 'mine', sys.argv[1], 'project', {})\n"
-        "logger = LoggerProcess('tensorboard', run, print, lambda kind, step: print(logger._process.pid, flush=True))\n"
-        "logger.give('figures', {'a/b': 1.0}, 0); time.sleep(1000)"
-    )
-    host = subprocess.Popen([sys.executable, "-c", program, str(tmp_path)], stdout=subprocess.PIPE, text=True)
-    assert host.stdout is not None
-    pid = int(host.stdout.readline())
-    host.send_signal(signal.SIGKILL)
-    host.wait()
-    host.stdout.close()
-    deadline = time.monotonic() + 30
-    while _is_alive(pid) and time.monotonic() < deadline:
-        time.sleep(0.1)
-    assert not _is_alive(pid)
+def test_the_process_of_a_logger_logs_all_and_ends_with_a_run_that_is_killed(tmp_path: Path) -> None:
+    run = Run(tmp_path / "run")
+    run.has([0, 1])
+    words = [sys.executable, "-m", "digirl_dist.report.follower", str(run.folder), "tensorboard"]
+    with subprocess.Popen(words, stdin=subprocess.PIPE, env={**os.environ, **environment()}) as following:
+        eventually(lambda: (run.folder / "logger-tensorboard.json").exists(), 120, "the first step")
+        assert following.poll() is None and following.stdin is not None
+        following.stdin.close()  # as the system does with one of a process that is killed
+        assert following.wait(120) == 0
+    assert run.taken("tensorboard")["figures"] == 1
 
 
 def test_an_unknown_logger_is_refused_with_the_nearest() -> None:
@@ -356,10 +361,3 @@ def test_a_missing_package_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> N
     monkeypatch.setattr("digirl_dist.assembly.validate.find_spec", lambda name: None)
     with pytest.raises(SettingsError, match=r"pip install 'digirl_dist\[trackio\]'"):
         refuse_contradictions(settings)
-
-
-def _is_alive(pid: int) -> bool:
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
-    except OSError:
-        return False

@@ -1,4 +1,4 @@
-"""Lines of figures, those of earlier versions among them."""
+"""Lines of figures, and what they say."""
 
 from __future__ import annotations
 
@@ -6,14 +6,15 @@ import math
 import os
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from digirl_dist.collection import CollectionResult, WorkerResult
 from digirl_dist.errors import RunFolderError
-from digirl_dist.report.metrics import Metrics, Outcomes, collection, measured_version, overhead_s, results
+from digirl_dist.report.metrics import Metrics, Outcomes, collection, overhead_s, results, wilson
 from digirl_dist.storage.checkpoint import Checkpoint
 from digirl_dist.tasks import Task, Ticket
 from digirl_dist.trainer import Update
@@ -53,23 +54,9 @@ def test_success_that_nobody_tells_is_reported_once_it_tells_episodes_apart(tmp_
     assert Outcomes(told=False, metrics=Metrics(tmp_path / "metrics.jsonl")).mean_something
 
 
-@pytest.mark.parametrize(
-    ("line", "version"),
-    [
-        ({"iteration": 3, "purpose": "evaluate"}, 3),
-        ({"iteration": 3, "purpose": "train"}, None),
-        ({"iteration": -4}, 3),
-        ({"iteration": 0}, None),
-    ],
-)
-def test_a_line_tells_whether_it_measured_a_version_while_training(line: dict[str, Any], version: int | None) -> None:
-    """Lines without a purpose are of earlier versions, which counted measurements down from -1."""
-    assert measured_version(line) == version
-
-
 def test_a_file_that_needs_no_mending_is_left_as_it_is(tmp_path: Path) -> None:
     path = tmp_path / "metrics.jsonl"
-    path.write_text('{"iteration": 0, "loss": NaN}\n{"iteration": 1}\n{"iteration": 2}\n')
+    path.write_text('{"iteration": 0}\n{"iteration": 1}\n{"iteration": 2}\n')
     before = path.stat()
     Metrics(path).keep_until(3)
     assert (path.stat().st_ino, path.stat().st_mtime_ns) == (before.st_ino, before.st_mtime_ns)
@@ -104,3 +91,16 @@ def test_an_evaluation_between_update_and_collection_is_no_overhead(measured_s: 
     before = Update(Checkpoint(Path(), 1, {}), learned_at=10.0)
     result = CollectionResult(1, (), acting_at=20.0, last_ended_at=30.0, stored_at=31.0)
     assert overhead_s(result, before, measured_s) == expected
+
+
+@given(st.integers(1, 500).flatmap(lambda trials: st.tuples(st.integers(0, trials), st.just(trials))))
+def test_the_bounds_are_where_the_score_test_just_rejects(drawn: tuple[int, int]) -> None:
+    """Wilson's bounds solve (share - p)^2 = z^2 p (1 - p) / n."""
+    successes, trials = drawn
+    for bound in wilson(successes, trials):
+        score = abs(successes / trials - bound)
+        assert score == pytest.approx(1.959963984540054 * math.sqrt(bound * (1 - bound) / trials), abs=1e-6)
+
+
+def test_nothing_measured_says_nothing() -> None:
+    assert wilson(0, 0) == (0.0, 1.0)

@@ -64,7 +64,7 @@ def figures(iteration: int, **more: Any) -> dict[str, Any]:
     return {"iteration": iteration, "success_rate": 0.5, "reward_mean": 0.5, "collect_s": 1.0, "episodes": 10, **more}
 
 
-def test_each_worker_has_a_line_with_its_speed_and_its_trouble() -> None:
+def test_the_host_the_time_left_and_a_worker_in_trouble_have_a_line() -> None:
     site = Site()
     site.collect(4)
     site.status.workers["w1"].last_trouble, site.status.workers["w1"].troubled_at = "slot: Chromium crashed", 990.0
@@ -74,10 +74,8 @@ def test_each_worker_has_a_line_with_its_speed_and_its_trouble() -> None:
     rows = site.shown()
     assert rows[0].startswith("runs/demo  0 of 4 iterations ─") and rows[0].endswith("8 s · about 1:12 min left")
     assert rows[1] == "host  collect iteration 0  8 s" and rows[2].endswith("4/10 episodes · success 0.75")
-    assert rows[4].split() == ["worker", "now", "episodes/s", "busy", "last", "trouble"]
-    assert rows[5].split(maxsplit=5)[:4] == ["w1", "runs", "episodes", "–"], "the one in trouble comes first"
-    assert rows[5].endswith("18 s ago  slot: Chromium crashed")
-    assert rows[6].split() == ["w0", "runs", "episodes", "0.50", "2/2"]
+    assert rows[4] == "workers  2 runs episodes"
+    assert rows[5:] == ["  w1  runs episodes  8 s  18 s ago: slot: Chromium crashed"]
 
 
 def test_the_success_on_the_way_is_that_of_whoever_judges() -> None:
@@ -142,7 +140,7 @@ def test_who_is_on_the_way_says_since_when() -> None:
     site.status.since = 995.0
     site.status.workers = {"w0": WorkerStatus("install or check the package", 940.0, limit_s=1800.0)}
     assert site.shown()[1] == "host  prepare the workers  5 s"
-    assert site.shown()[-1].split() == ["w0", *["install", "or", "check", "the", "package", "1:00", "min"]]
+    assert site.shown()[-1] == "  w0  install or check the package  1:00 min"
 
 
 @pytest.mark.parametrize("height", [1, 2, 5, 8, 16, 24])
@@ -153,8 +151,7 @@ def test_many_workers_fit_on_any_screen_the_worst_first(width: int, height: int)
     site.status.workers["w299"] = WorkerStatus("lost, to be tried again", lost=True, last_trouble="x" * 300)
     rows = site.shown(width, height)
     if width >= 80 and height >= 16:
-        assert rows[5].split()[0] == "w299" and rows[6].split()[0] == "w0"
-        assert rows[-1] == f"and {300 - (len(rows) - 6)} more: {300 - (len(rows) - 6)} runs episodes"
+        assert rows[4] == "workers  299 runs episodes, 1 lost, to be tried again" and rows[5].split()[0] == "w299"
 
 
 def test_what_workers_say_steers_neither_terminal_nor_markup() -> None:
@@ -177,12 +174,10 @@ def test_a_reason_is_told_once_and_then_counted() -> None:
         site.progress.listen("worker_lost", lost)
     site.progress.look()
     assert site.kept.lines == ["worker w0 lost: nothing listens at 10.0.0.0:22 -> start sshd"]
-    site.now += 3
+    site.now += 30
     site.progress.look()
     site.progress.look()
-    assert site.kept.lines[1:] == [
-        "39 more like this, 39 workers (w1, w2, w3, …): worker lost: nothing listens at 10.0.0.0:22"
-    ]
+    assert site.kept.lines[1:] == ["39 more like this: worker lost: nothing listens at 10.0.0.0:22"]
     site.progress.listen("worker_lost", {"worker": "w7", "reason": "host key changed", "remedy": ""})
     assert site.kept.lines[2] == "worker w7 lost: host key changed"
 

@@ -14,8 +14,7 @@ from small_run import episode
 from digirl_dist.collect.offline import OfflineCollector
 from digirl_dist.collection import CollectionResult
 from digirl_dist.host import Evaluator
-from digirl_dist.report.experiment_log import ExperimentLog
-from digirl_dist.report.loggers import LoggedRun
+from digirl_dist.report.follower import Followers
 from digirl_dist.report.media import Media
 from digirl_dist.report.output import Lines
 from digirl_dist.report.progress import Progress
@@ -41,7 +40,7 @@ def folder(tmp_path: Path) -> Iterator[RunFolder]:
 def report_of(folder: RunFolder, tells_success: bool = True, media: str = "none") -> Report:
     events, progress = Events(folder.events), Progress(Status(), Lines(None))
     progress.tells_success = tells_success
-    log = ExperimentLog((), LoggedRun(folder.run_id, "run", str(folder.root), "p", {}), lambda name, reason: None)
+    log = Followers((), folder.root, lambda name, reason: None)
     return Report(folder, events, progress, log, Media(folder.media, media, events), FailFast())
 
 

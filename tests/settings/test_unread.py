@@ -10,10 +10,9 @@ import yaml
 from digirl_dist import Fleet
 from digirl_dist.api.training import train
 from digirl_dist.assembly.validate import refuse_contradictions
-from digirl_dist.cli.running import run
+from digirl_dist.cli.train import run_configuration
 from digirl_dist.errors import SettingsError
 from digirl_dist.settings import configuration, key_places, unread
-from digirl_dist.settings.configuration import Source
 from digirl_dist.settings.places import HERE, own_folder
 from digirl_dist.train.__main__ import main as train_on_ranks
 
@@ -106,7 +105,7 @@ def test_a_fleet_refuses_settings_that_it_does_not_read(key: str, said: str) -> 
 def test_what_only_ranks_read_is_refused_by_a_host_and_the_other_way_round(capsys: pytest.CaptureFixture[str]) -> None:
     said = "distributed.steps is read by python -m digirl_dist.train alone: leave it out"
     with pytest.raises(SettingsError, match=said):
-        run(Source(HERE, "host", ("dry_run=true", "distributed.steps=5")))
+        run_configuration((HERE, "host", ("dry_run=true", "distributed.steps=5")))
     with pytest.raises(SettingsError, match=said):
         train(dry_run=True, distributed={"steps": 5})
     assert train_on_ranks(["rollout_size=8"]) == 2

@@ -12,7 +12,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from chaos import sshd
+from benchmarks import sshd
 from digirl_dist.parallel.loopback import free_port as unused_port
 from digirl_dist.settings import SshSettings, SshTransport
 from digirl_dist.ssh.connect import connect

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from chaos import sshd
+from benchmarks import sshd
 from digirl_dist.doctor import link
 from digirl_dist.errors import LoginError, ShellError, SlowShellError, WorkerError
 from digirl_dist.settings import SshSettings

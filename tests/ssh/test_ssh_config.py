@@ -17,7 +17,7 @@ import psutil
 import pytest
 from process_watch import nothing_is_left_of
 
-from chaos import sshd
+from benchmarks import sshd
 from digirl_dist.errors import HostKeyError, LinkLostError, LoginError, UnreachableError
 from digirl_dist.parallel.loopback import free_port as unused_port
 from digirl_dist.settings import SshSettings, SshTransport

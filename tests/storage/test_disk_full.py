@@ -118,7 +118,7 @@ def test_what_cannot_be_written_waits_for_room(disk: SmallDisk, write: Callable[
 @pytest.mark.component
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")  # of tensorboard's writer
 def test_curves_go_on_after_a_full_disk(disk: SmallDisk) -> None:
-    curves = TensorBoard(LoggedRun("run1", "run", str(disk.folder), "project", {}))
+    curves = TensorBoard(LoggedRun("run1", "run", disk.folder, "project", {}))
     disk.fill()
     for iteration in range(300):
         curves.figures({f"figure {iteration % 30} {'x' * 200}": 1.0}, iteration)

@@ -10,7 +10,8 @@ from pathlib import Path
 import pytest
 
 from digirl_dist.errors import CheckpointError, RunFolderError, UntrustedError
-from digirl_dist.report.page import write_page
+from digirl_dist.report.bundle import write_report
+from digirl_dist.report.viewed import ViewedRun
 from digirl_dist.settings import regular_file
 from digirl_dist.settings.run_source import RunSource
 from digirl_dist.storage import atomic_files, json_lines
@@ -40,7 +41,7 @@ def run(tmp_path: Path) -> Path:
 @pytest.mark.parametrize("name", ["report.html", "report.html.part"])
 def test_a_report_is_written_through_no_link(name: str, run: Path, victim: Path) -> None:
     (run / name).symlink_to(victim)
-    write_page(run)
+    write_report(ViewedRun(run))
     assert victim.read_text() == "mine\n" and (run / "report.html").is_file()
     assert not (run / "report.html").is_symlink() and not list(run.glob(".*.part"))
 

@@ -13,9 +13,9 @@ from hostile_texts import GENERATED, HOSTILE
 from small_run import WORKERS, append, episode, landed, make_run
 from viewer_site import Browser, served
 
-from digirl_dist import Run
+from digirl_dist.report.bundle import write_bundle, write_report
+from digirl_dist.report.viewed import ViewedRun
 from digirl_dist.storage import episode_file, parquet
-from digirl_dist.viewer.bundle import write_bundle
 
 pytestmark = [pytest.mark.component, pytest.mark.long_file(60), pytest.mark.timeout(600)]
 
@@ -397,23 +397,17 @@ def test_nothing_that_a_run_says_becomes_markup(chromium_is_installed: None, tmp
         "[...document.querySelectorAll('*')].filter((e) => [...e.attributes].some((a) => a.name.startsWith('on')))"
     )
     found = f'return [document.querySelectorAll("{made}").length, {handlers}.length, window.hit ?? 0]'
+    places = ["#/runs", "#/episodes", "#/tasks", "#/workers"]
+    read = "document.querySelector('h1, .note') !== null && !document.body.innerText.includes('Reading the episode')"
     with served([folder]) as viewer:
-        browser = Browser(viewer.url)
-        browser.page.run("window.alert = () => { window.hit = 1; }")
-        places = [
-            "#/runs",
-            "#/episodes",
-            "#/tasks",
-            "#/workers",
-            *(f"#/episode/hostile/t1.{k}" for k in range(0, len(texts), 6)),
-        ]
-        for place in places:
-            browser.go(place)
-            browser.wait(
-                "document.querySelector('h1') !== null && !document.body.innerText.includes('Reading the episode')"
-            )
-            assert browser.page.run(found) == [0, 0, 0], place
-        browser.close()
+        for address in (viewer.url, write_report(ViewedRun(folder)).as_uri()):
+            browser = Browser(address)
+            browser.page.run("window.alert = () => { window.hit = 1; }")
+            for place in [*places, *(f"#/episode/hostile/t1.{k}" for k in range(0, len(texts), 6))]:
+                browser.go(place)
+                browser.wait(read)
+                assert browser.page.run(found) == [0, 0, 0], place
+            browser.close()
 
 
 def test_a_new_episode_appears_by_itself(chromium_is_installed: None, tmp_path: Path) -> None:
@@ -455,7 +449,7 @@ def test_what_comes_later_can_be_chosen_and_disturbs_nobody(chromium_is_installe
 
 
 def test_a_bundle_works_without_any_server(chromium_is_installed: None, folders: list[Path], tmp_path: Path) -> None:
-    browser = Browser(write_bundle([Run(each) for each in folders], tmp_path / "runs.html").as_uri())
+    browser = Browser(write_bundle(folders, tmp_path / "runs.html").as_uri())
     browser.says("3 runs")
     browser.go("#/episodes?run=seed-1&outcome=success")
     browser.says("of 30 episodes")

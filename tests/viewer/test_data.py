@@ -25,15 +25,14 @@ from starlette.testclient import TestClient
 
 from digirl_dist import Run
 from digirl_dist.errors import RunFolderError, SettingsError, TrajectoryError
-from digirl_dist.report.page import write_page
-from digirl_dist.report.reproduction import tickets_of
+from digirl_dist.report.bundle import write_bundle, write_report
+from digirl_dist.report.picture import screenshot
+from digirl_dist.report.viewed import ViewedRun, named
 from digirl_dist.report.why import explain
 from digirl_dist.storage import episode_file, parquet
 from digirl_dist.storage.status import Status
 from digirl_dist.storage.trajectory_store import Store
 from digirl_dist.user_code.entry_point import load_entry_point
-from digirl_dist.viewer.bundle import bundle, write_bundle
-from digirl_dist.viewer.data import named, screenshot
 from digirl_dist.viewer.explainer import Explainer
 from digirl_dist.viewer.server import Door, Guard, Pages
 
@@ -48,10 +47,15 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return make_run(tmp_path_factory.mktemp("runs") / "demo")
 
 
+def state(viewed: ViewedRun) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads(viewed.news("", "", ""))["state"]
+    return found
+
+
 @pytest.fixture
 def client(folder: Path) -> Iterator[TestClient]:
     with TestClient(
-        Guard(Pages(named([Run(folder)])).app(), TOKEN, Door()), base_url="http://127.0.0.1", follow_redirects=False
+        Guard(Pages(named([folder])).app(), TOKEN, Door()), base_url="http://127.0.0.1", follow_redirects=False
     ) as asking:
         yield asking
 
@@ -126,7 +130,7 @@ def test_a_strangers_run_imports_nothing_from_the_working_directory(
 
 def test_a_viewer_that_ends_leaves_no_thread_at_work(folder: Path) -> None:
     """One that reads a file while Python ends would have Arrow abort the process."""
-    with TestClient(Pages(named([Run(folder)])).app()):
+    with TestClient(Pages(named([folder])).app()):
         assert "follow-runs" in [thread.name for thread in threading.enumerate()]
     assert "follow-runs" not in [thread.name for thread in threading.enumerate()]
 
@@ -197,8 +201,12 @@ def test_figures_that_are_no_numbers_do_not_break_the_page(tmp_path: Path) -> No
         folder / "metrics.jsonl",
         {"iteration": 1, "success_rate": float("nan"), "reward_mean": float("inf"), "\ud800": "\ud800", "deep": deep},
     )
-    run = named([Run(folder)])["odd"]
-    last = json.loads(json.dumps(run.summary(), allow_nan=False))["metrics"][-1]
+    run = ViewedRun(folder)
+
+    def refuse(constant: str) -> None:
+        raise AssertionError(f"browsers read no {constant}")
+
+    last = json.loads(run.news("", "", ""), parse_constant=refuse)["figures"]["lines"][-1]
     assert last["success_rate"] is None and last["reward_mean"] is None
 
 
@@ -206,9 +214,9 @@ def test_a_damaged_file_is_named_and_the_others_are_shown(tmp_path: Path) -> Non
     folder = make_run(tmp_path / "run", iterations=2)
     (folder / "trajectories" / "000001.parquet").write_bytes(b"PAR1 torn")
     (folder / "config.yaml").write_text("emulator: [1, 2\nx: }")
-    run = named([Run(folder)])["run"]
+    run = ViewedRun(folder)
     run.follow(everything=True)
-    summary = run.summary()
+    summary = state(run)
     assert summary["episodes"] == 6 and [note.split(" ")[0] for note in summary["notes"]] == [
         "000001.parquet",
         "config.yaml",
@@ -223,11 +231,11 @@ def test_who_reads_a_file_that_cannot_be_read_names_it_and_shows_the_others(name
     (folder / name).mkdir()
     told = f"{name} cannot be read: Is a directory; restore it, or move it away"
     if name != "provenance.jsonl":
-        viewed = named([Run(folder)])["run"]
+        viewed = ViewedRun(folder)
         viewed.follow(everything=True)
-        (note,) = viewed.summary()["notes"]
+        (note,) = state(viewed)["notes"]
         assert note.endswith(told) and viewed.rows(0)["count"] == 6
-        assert told in write_page(folder).read_text()
+        assert told in write_report(ViewedRun(folder)).read_text()
     if name == "events.jsonl":
         with pytest.warns(UserWarning, match=told):
             assert len(Run(folder).episodes()) == 6
@@ -246,7 +254,7 @@ def test_an_episode_that_no_table_holds_is_passed_over(tmp_path: Path) -> None:
         one = episode(1, number, True)
         path = folder / "trajectories" / ".landing" / "000001" / f"000001-{number:05d}.episode"
         episode_file.write(path, replace(one, ticket=replace(one.ticket, **change)))
-    viewed = named([Run(folder)])["run"]
+    viewed = ViewedRun(folder)
     viewed.follow(everything=True)
     assert viewed.rows(0)["count"] == 6
 
@@ -254,13 +262,13 @@ def test_an_episode_that_no_table_holds_is_passed_over(tmp_path: Path) -> None:
 def test_a_run_that_is_deleted_and_made_again_while_it_is_viewed(folder: Path, tmp_path: Path) -> None:
     place = shutil.copytree(folder, tmp_path / "run")
     (place / "run.json").write_text('{"run_id": "first"}')
-    viewed = named([Run(place)])["run"]
+    viewed = ViewedRun(place)
     viewed.follow(everything=True)
     known = viewed.progress()
     shutil.rmtree(place)
     viewed.follow()
-    summary = viewed.summary()
-    assert summary["gone"] and "moved or deleted" in summary["notes"][-1] and summary["metrics"] == []
+    summary = state(viewed)
+    assert summary["gone"] and "moved or deleted" in summary["notes"][-1]
     with pytest.raises(TrajectoryError, match="No such file"):
         viewed.episode("t0.0")
     shutil.copytree(folder, place)
@@ -273,7 +281,7 @@ def test_a_run_that_is_deleted_and_made_again_while_it_is_viewed(folder: Path, t
 
 def test_an_episode_that_is_refused_while_the_run_is_viewed_leaves_the_others_theirs(tmp_path: Path) -> None:
     folder = make_run(tmp_path / "run", iterations=1)
-    viewed = named([Run(folder)])["run"]
+    viewed = ViewedRun(folder)
     viewed.follow(everything=True)
     file = folder / "trajectories" / "000000.parquet"
     kept = [one for one in parquet.read(file) if one.ticket.index != 2]
@@ -287,15 +295,15 @@ def test_an_iteration_whose_episodes_were_all_refused_is_no_damaged_file(tmp_pat
     folder = make_run(tmp_path / "run", iterations=2)
     store = Store(folder / "trajectories")
     store.refuse(store.read(1), "it broke the update")
-    viewed = named([Run(folder)])["run"]
+    viewed = ViewedRun(folder)
     viewed.follow(everything=True)
-    assert viewed.summary()["notes"] == [] and viewed.rows(0)["count"] == 6
-    assert "iteration 0" in write_page(folder).read_text() and len(tickets_of(folder, 2)) == 6
+    assert state(viewed)["notes"] == [] and viewed.rows(0)["count"] == 6
+    assert "t0.0" in write_report(viewed).read_text()
 
 
 def test_runs_of_one_name_are_told_apart_and_every_name_fits_an_address(folder: Path, tmp_path: Path) -> None:
     folders = [shutil.copytree(folder, tmp_path / place) for place in ("a/run", "b/run", "\udcff", "\udcfe")]
-    assert list(named([Run(each) for each in folders])) == ["run", "run~2", "?", "?~2"]
+    assert list(named(folders)) == ["run", "run~2", "?", "?~2"]
 
 
 def test_a_file_with_texts_that_are_none_is_named_and_hides_no_other(folder: Path, tmp_path: Path) -> None:
@@ -307,28 +315,28 @@ def test_a_file_with_texts_that_are_none_is_named_and_hides_no_other(folder: Pat
         place / "trajectories/000009.parquet",
         **parquet.AS_WRITTEN,
     )
-    viewed = named([Run(place)])["run"]
+    viewed = ViewedRun(place)
     viewed.follow(everything=True)
-    assert viewed.rows(0)["count"] == 18 and "000009.parquet" in str(viewed.summary()["notes"])
+    assert viewed.rows(0)["count"] == 18 and "000009.parquet" in str(state(viewed)["notes"])
 
 
 @pytest.mark.filterwarnings("error")
 def test_a_bundle_tells_of_a_damaged_file_on_its_page(tmp_path: Path) -> None:
     folder = make_run(tmp_path / "run", iterations=2)
     (folder / "trajectories" / "000000.parquet").write_bytes(b"PAR1")
-    assert "000000.parquet is not a trajectory file" in bundle([Run(folder)])
+    assert "000000.parquet is not a trajectory file" in write_bundle([folder], tmp_path / "runs.html").read_text()
 
 
 def test_a_bundle_is_one_file_without_addresses_and_its_data_cannot_end_the_script(tmp_path: Path) -> None:
     folder = make_run(tmp_path / "run", iterations=1)
     words = "</script><script>alert(1)</script><!--"
     parquet.write(folder / "trajectories" / "000001.parquet", [episode(1, 0, False, words=words)])
-    page = bundle([Run(folder)])
+    page = write_bundle([folder], tmp_path / "runs.html").read_text()
     assert page.count("<script") == 2 and words not in page and "\\u003c/script>" in page
     assert "/static/" not in page.replace("/api/", "") and "default-src 'none'" in page.replace("&#x27;", "'")
-    assert write_bundle([Run(folder)], tmp_path / "out.zip").stat().st_size > 10_000
+    assert write_bundle([folder], tmp_path / "out.zip").stat().st_size > 10_000
     with pytest.raises(SettingsError, match=r"ends in \.html or \.zip"):
-        write_bundle([Run(folder)], tmp_path / "out.pdf")
+        write_bundle([folder], tmp_path / "out.pdf")
 
 
 @pytest.mark.parametrize("name", ["out.html", "out.zip"])
@@ -343,5 +351,5 @@ def test_a_bundle_that_cannot_be_written_leaves_the_one_before(
     monkeypatch.setattr(Path, "write_bytes", full)
     monkeypatch.setattr(zipfile.ZipFile, "writestr", full)
     with pytest.raises(RunFolderError, match=f"--bundle .*{name} cannot be written: No space left"):
-        write_bundle([Run(folder)], path)
+        write_bundle([folder], path)
     assert path.read_bytes() == before and sorted(tmp_path.iterdir()) == sorted([folder, path])

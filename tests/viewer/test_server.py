@@ -17,8 +17,8 @@ from viewer_site import served
 from chaos.page import watch_page
 from digirl_dist import Run
 from digirl_dist.errors import UntrustedError
+from digirl_dist.report.viewed import ViewedRun
 from digirl_dist.storage.checkpoint import Checkpoints
-from digirl_dist.viewer.data import named
 from digirl_dist.viewer.explainer import Explainer
 
 pytestmark = pytest.mark.component
@@ -58,7 +58,7 @@ def test_one_new_line_costs_a_page_that_line_alone(tmp_path: Path) -> None:
     run = make_run(tmp_path / "run", iterations=1)
     for number in range(1, 1000):
         append(run / "metrics.jsonl", {"iteration": number, "text": "x" * 900})
-    viewed = named([Run(run)])["run"]
+    viewed = ViewedRun(run)
     first = json.loads(viewed.news("", "", ""))
     assert len(first["figures"]["lines"]) == 1000 and first["figures"]["fresh"] and first["state"]["config"]
     append(run / "metrics.jsonl", {"iteration": 1000, "text": "y"})
@@ -76,7 +76,7 @@ def test_the_lines_that_are_kept_for_pages_are_bounded(tmp_path: Path) -> None:
     run = make_run(tmp_path / "run", iterations=1)
     for number in range(1000):
         append(run / "metrics.jsonl", {"iteration": number, "text": "x" * 900})
-    viewed = named([Run(run)])["run"]
+    viewed = ViewedRun(run)
     viewed._figures._most_bytes = 50_000
     figures = json.loads(viewed.news("", "", ""))["figures"]
     assert figures["lines"][-1]["iteration"] == 999 and len(json.dumps(figures)) < 60_000

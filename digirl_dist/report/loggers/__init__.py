@@ -1,26 +1,25 @@
-"""Loggers: one file per tool that draws curves. ``loggers=[NAME, …]`` chooses them.
+"""Loggers: tools that draw curves. ``loggers=[NAME, …]`` chooses them.
 
-A file has ``build(run)``, which returns a ``Logger``, ``PACKAGE``, what it imports, and ``ISOLATED``: whether it runs
-in a process of its own, because a server may be away. It imports nothing heavy at its top.
+A module of this folder has ``build(name, run)``, which returns a ``Logger``, and imports nothing heavy at its top.
 """
 
 from __future__ import annotations
 
 import base64
 import importlib
-import io
-import pkgutil
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from hashlib import sha256
 from pathlib import Path
-from types import ModuleType
-from typing import Any, Protocol, TypeVar
+from typing import Protocol, TypeVar
 
 from digirl_dist.types import Json
 
 T = TypeVar("T")
+
+MODULES = {"mlflow": "mlflow", "tensorboard": "tensorboard", "trackio": "wandb", "wandb": "wandb"}
+"""The module of each logger; its package, and the extra that installs it, have the name of the logger."""
 
 _LONGEST_PART, _LONGEST_NAME = 100, 200
 """Characters; MLflow takes names of 250."""
@@ -45,33 +44,23 @@ class LoggedRun:
 
     run_id: str
     name: str
-    folder: str
-    """The run folder."""
+    folder: Path
     project: str
     config: dict[str, Json]
     """Settings by dotted name, secrets redacted."""
     purge: int | None = None
     """The first step that a former process logged and that is made again, if there is one."""
 
-    is_copy: bool = False
-    """Whether this start found the folder to be a copy: its steps are known under the id of the original."""
 
-    @property
-    def root(self) -> Path:
-        return Path(self.folder)
-
-
-def names() -> list[str]:
-    """Returns the loggers that there are."""
-    return sorted(module.name for module in pkgutil.iter_modules(__path__))
+def build(name: str, run: LoggedRun) -> Logger:
+    """Raises whatever the logger's library raises."""
+    made: Logger = importlib.import_module(f"{__name__}.{MODULES[name]}").build(name, run)
+    return made
 
 
-def hand(logger: Logger, kind: str, content: Json, step: int) -> None:
-    """Hands a logger ``episodes``, or figures of another kind."""
-    if kind == "episodes":
-        logger.episodes(content, step)
-    else:
-        logger.figures(content, step)
+def rewinds(name: str) -> bool:
+    """Whether its files lie in the run folder: steps that are made again replace those before, also in a copy."""
+    return name == "tensorboard"
 
 
 def plain_names(named: Mapping[tuple[str, ...], T]) -> dict[str, T]:
@@ -102,21 +91,3 @@ def pictures(rows: Sequence[dict[str, Json]]) -> Iterator[tuple[str, bytes, dict
     for row in rows:
         if "picture" in row:
             yield "success" if row["success"] else "failure", base64.b64decode(row["picture"]), row
-
-
-def panels(
-    rows: Sequence[dict[str, Json]], columns: Sequence[str], image: Callable[..., Any], table: Callable[..., Any]
-) -> dict[str, Any]:
-    """Returns an iteration's episodes as a tool's own ``table``, and its ``image`` of each that has a picture."""
-    from PIL import Image
-
-    shown = {
-        f"episodes/{kind}": image(Image.open(io.BytesIO(png)), caption=str(row["task"]))
-        for kind, png, row in pictures(rows)
-    }
-    data = [[row[column] for column in columns] for row in rows]
-    return {"episodes/all": table(columns=list(columns), data=data), **shown}
-
-
-def module(name: str) -> ModuleType:
-    return importlib.import_module(f"{__name__}.{name}")

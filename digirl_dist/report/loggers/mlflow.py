@@ -13,9 +13,6 @@ from typing import TypeVar
 from digirl_dist.report.loggers import LoggedRun, pictures, plain_names
 from digirl_dist.types import Json
 
-PACKAGE = "mlflow"
-ISOLATED = True
-
 _TAG = "digirl_dist.run_id"
 _AT_ONCE = 100
 """Parameters and metrics of one request; servers refuse more."""
@@ -25,7 +22,7 @@ _LONGEST = 500
 _Entity = TypeVar("_Entity")
 
 
-def build(run: LoggedRun) -> MLflow:
+def build(_: str, run: LoggedRun) -> MLflow:
     return MLflow(run)
 
 
@@ -35,7 +32,7 @@ class MLflow:
     def __init__(self, run: LoggedRun) -> None:
         if not os.environ.get("MLFLOW_TRACKING_URI"):
             os.environ["MLFLOW_ALLOW_FILE_STORE"] = "true"
-            os.environ["MLFLOW_TRACKING_URI"] = (run.root / "mlruns").as_uri()
+            os.environ["MLFLOW_TRACKING_URI"] = (run.folder.absolute() / "mlruns").as_uri()
         from mlflow.tracking import MlflowClient
 
         self._client = MlflowClient()

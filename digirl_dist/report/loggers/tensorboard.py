@@ -16,14 +16,11 @@ if TYPE_CHECKING:
     from tensorboard.compat.proto.summary_pb2 import Summary
     from tensorboard.summary.writer.event_file_writer import EventFileWriter
 
-PACKAGE = "tensorboard"
-ISOLATED = False
-
 _METRICS = ("learning/success_rate", "learning/reward_mean", "evaluation/success_rate")
 """What the table of hyperparameters shows beside them."""
 
 
-def build(run: LoggedRun) -> TensorBoard:
+def build(_: str, run: LoggedRun) -> TensorBoard:
     return TensorBoard(run)
 
 
@@ -76,7 +73,7 @@ class TensorBoard:
         from tensorboard.plugins.hparams import summary_v2
         from tensorboard.summary.writer.event_file_writer import EventFileWriter
 
-        self._writer = EventFileWriter(str(self._run.root / "tensorboard"))
+        self._writer = EventFileWriter(str(self._run.folder / "tensorboard"))
         if self._run.purge is not None:
             start = SessionLog(status=SessionLog.START)
             self._writer.add_event(Event(wall_time=time.time(), step=self._run.purge, session_log=start))

@@ -1,36 +1,33 @@
-"""What the pages of the viewer ask for, as JSON; everything is read through ``digirl_dist.Run``."""
+"""A run folder as the JSON that its pages ask for, whether a server answers them or a file holds the answers."""
 
 from __future__ import annotations
 
-import io
 import json
 import math
 import threading
 from collections import OrderedDict
-from collections.abc import Mapping, Sequence
-from importlib.resources import files
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import pyarrow as pa
 import pyarrow.compute as pc
-from PIL import Image
 
-from digirl_dist.api.run import Run
-from digirl_dist.emulator.touch_actions import SAID, TOKENS
-from digirl_dist.report.episodes import caption
-from digirl_dist.report.picture import SHOWN_FORMATS, UNREADABLE, is_screen
-from digirl_dist.report.record import noted
+from digirl_dist.emulator.touch_actions import SAID, TOKENS, DeviceAction
+from digirl_dist.errors import ActionError, RunFolderError
+from digirl_dist.report.followed import Followed
+from digirl_dist.report.picture import screenshot
 from digirl_dist.settings.keys import flat
 from digirl_dist.settings.safe_yaml import read_mapping
 from digirl_dist.storage import json_lines
+from digirl_dist.storage.checkpoint import Checkpoints
 from digirl_dist.storage.episode_index import EpisodeIndex
+from digirl_dist.storage.run_folder import config_of
+from digirl_dist.storage.status import run_state
 from digirl_dist.trajectory import Observation, Step, Trajectory
 from digirl_dist.types import Json
-from digirl_dist.viewer.followed import Followed
 
-STATIC = files("digirl_dist.viewer").joinpath("static")
-"""The page, its style and its scripts."""
+_Read = TypeVar("_Read")
 
 _FILES_AT_ONCE = 10
 _REMEMBERED = 8
@@ -49,82 +46,67 @@ _WORDS = ("worker", "task", "instruction", "purpose", "trouble")
 
 
 class ViewedRun:
-    """A run and its index, which one thread follows while others answer requests."""
+    """A run folder and its index, which one thread follows while others answer requests."""
 
-    def __init__(self, run: Run, name: str, most_bytes: int = _LINE_BYTES) -> None:
-        """``most_bytes`` of the newest lines of each of its files are kept for pages."""
-        self.run = run
-        self.name = name
-        metrics, each = run.folder / "metrics.jsonl", most_bytes // 4
+    def __init__(self, folder: Path, name: str = "", trust: bool = False, most_bytes: int = _LINE_BYTES) -> None:
+        """``name`` is the folder's unless given; ``most_bytes`` of the newest lines of its files are kept for pages."""
+        self.folder = folder
+        self.name = name or _name(folder)
+        self.trust = trust
+        self.index = EpisodeIndex(folder)
+        metrics, each = folder / "metrics.jsonl", most_bytes // 4
         self._figures = Followed(metrics, _figures_of, each)
-        self._measured = Followed(run.folder / "evaluation.jsonl", clean, each)
+        self._measured = Followed(folder / "evaluation.jsonl", clean, each)
         self._spent = Followed(metrics, _spent_of, each)
-        self._events = Followed(run.folder / "events.jsonl", _shown_event, each)
+        self._events = Followed(folder / "events.jsonl", _shown_event, each)
         self._lock = threading.Lock()
         self._unread = 1
-        self._id = _id(run)
+        self._id = _id(folder)
         """The folder may be deleted, and another run begin in it, while it is viewed."""
         self._recent: OrderedDict[str, Trajectory] = OrderedDict()
 
     def follow(self, everything: bool = False) -> None:
         """Reads what has been added to the folder, of many files a part of them; all of it if another run is there."""
         with self._lock:
-            if (now := _id(self.run)) not in (None, self._id):
-                self.run.index, self._recent, self._id = EpisodeIndex(self.run.folder), OrderedDict(), now
-            self._unread = self.run.index.refresh(None if everything else _FILES_AT_ONCE)
+            if (now := _id(self.folder)) not in (None, self._id):
+                self.index, self._recent, self._id = EpisodeIndex(self.folder), OrderedDict(), now
+            self._unread = self.index.refresh(None if everything else _FILES_AT_ONCE)
 
     def progress(self) -> dict[str, Json]:
         """Returns what changes while the run goes on: a page asks for the rest when this does."""
-        files = (self.run.folder / f"{name}.jsonl" for name in ("metrics", "evaluation"))
+        files = (self.folder / f"{name}.jsonl" for name in ("metrics", "evaluation"))
         size = sum(json_lines.JsonLines(file).size() for file in files)
-        there: dict[str, Json] = {"id": self._id, "gone": not (self.run.folder / "config.yaml").exists()}
-        stands = self.run.state
+        there: dict[str, Json] = {"id": self._id, "gone": not (self.folder / "config.yaml").exists()}
+        stands = run_state(self.folder)
         there |= {"running": stands.state == "running", "failed": stands.state == "failed", "state": str(stands)}
-        return {"name": self.name, "episodes": len(self.run.index), "unread": self._unread, "metrics": size, **there}
-
-    def summary(self) -> dict[str, Json]:
-        """Returns the run's configuration, flat, its figures, evaluations and kept checkpoints."""
-        notes = list(self.run.index.notes)
-        progress = self.progress()
-        about: dict[str, Json] = {"config": {}, "metrics": [], "evaluations": [], "checkpoints": []}
-        if progress["gone"]:
-            notes.append(f"{self.run.folder} is no run folder any more: was it moved or deleted?")
-        else:
-            about |= self._about(notes)
-        there = {"folder": str(self.run.folder), "notes": notes}
-        cleaned: dict[str, Json] = clean({**progress, **about, **there})
-        return cleaned
+        return {"name": self.name, "episodes": len(self.index), "unread": self._unread, "metrics": size, **there}
 
     def news(self, figures: str, measured: str, stamp: str) -> str:
-        """Returns, as JSON, the run's state, and of the rest what a page lacks that has been sent so far.
+        """Returns, as JSON, the run's state, and of its figures and measurements what a page lacks.
 
-        ``stamp`` is that of the configuration that the page has.
+        ``figures`` and ``measured`` are the places up to which the page has them, ``stamp`` that of its configuration.
         """
-        notes, progress = list(self.run.index.notes), self.progress()
-        now = _stamp(self.run.folder / "config.yaml")
-        config = None if now == stamp else dict(flat(noted(notes, self.run.config) or {}))
-        lines = [noted(notes, file.news, at) for file, at in ((self._figures, figures), (self._measured, measured))]
-        there = {"folder": str(self.run.folder), "notes": notes}
-        state = {**progress, **there, "checkpoints": self.run.checkpoints(), "config": config, "stamp": now}
-        parts = (json.dumps(clean(state)), *(each or _NOTHING for each in lines))
+        notes, progress = list(self.index.notes), self.progress()
+        if progress["gone"]:
+            notes.append(f"{self.folder} is no run folder any more: was it moved or deleted?")
+        now = _stamp(self.folder / "config.yaml")
+        config = None if now == stamp else dict(flat(_noted(notes, config_of, self.folder) or {}))
+        lines = [_noted(notes, file.news, at) for file, at in ((self._figures, figures), (self._measured, measured))]
+        kept = Checkpoints(self.folder / "checkpoints").iterations()
+        there = {"folder": str(self.folder), "notes": notes, "checkpoints": kept, "config": config, "stamp": now}
+        parts = (json.dumps(clean({**progress, **there})), *(each or _NOTHING for each in lines))
         return '{{"state":{},"figures":{},"measured":{}}}'.format(*parts)
 
     def timeline_news(self, iterations: str, events: str) -> str:
-        """Returns, as JSON, of ``timeline`` what a page lacks."""
-        return f'{{"iterations":{self._spent.news(iterations)},"events":{self._events.news(events)}}}'
-
-    def _about(self, notes: list[str]) -> dict[str, Json]:
-        run = self.run
-        config = dict(flat(noted(notes, run.config) or {}))
-        lines = noted(notes, run.figures) or []
-        figures = [_figures_of(line) for line in lines]
-        measured = noted(notes, json_lines.read, run.folder / "evaluation.jsonl") or []
-        return {"config": config, "metrics": figures, "evaluations": measured, "checkpoints": run.checkpoints()}
+        """Returns, as JSON, of the slots' seconds by worker and of what happened to workers what a page lacks."""
+        asked = ((self._spent, iterations), (self._events, events))
+        spent, happened = (_noted([], file.news, at) or _NOTHING for file, at in asked)
+        return f'{{"iterations":{spent},"events":{happened}}}'
 
     def rows(self, first: int, most: int | None = None) -> dict[str, Json]:
         """Returns the index from row ``first`` on, by columns; texts are numbers into a list of ``words``."""
         with self._lock:
-            table, unread, known = self.run.index.table(first, most), self._unread, len(self.run.index)
+            table, unread, known = self.index.table(first, most), self._unread, len(self.index)
         columns: dict[str, Json] = {name: table[name].to_pylist() for name in (*_NUMBERS, *_FLAGS)}
         columns |= {name: _finite(table[name]) for name in _REALS}
         columns |= {name: _coded(table[name]) for name in _WORDS}
@@ -133,7 +115,7 @@ class ViewedRun:
 
     def episode(self, key: str) -> dict[str, Json]:
         """Returns an episode without its pictures. Raises KeyError, TrajectoryError."""
-        one = self._read(key)
+        one = self.read(key)
         steps, seen = [_step(step) for step in one.steps], [_seen(each) for each in observations(one)]
         shown: dict[str, Json] = clean({"id": one.episode_id, "steps": steps, "seen": seen})
         return shown
@@ -143,35 +125,70 @@ class ViewedRun:
 
         Raises KeyError, TrajectoryError.
         """
-        seen = observations(self._read(key))
+        seen = observations(self.read(key))
         return screenshot(seen[place].image) if 0 <= place < len(seen) else None
 
-    def _read(self, key: str) -> Trajectory:
+    def read(self, key: str) -> Trajectory:
+        """Raises KeyError, TrajectoryError."""
         with self._lock:
             if key not in self._recent:
-                self._recent[key] = self.run.index.read(self.run.index.find(key))
+                self._recent[key] = self.index.read(self.index.find(key))
                 if len(self._recent) > _REMEMBERED:
                     self._recent.popitem(last=False)
             return self._recent[key]
 
-    def timeline(self) -> dict[str, Json]:
-        """Returns the slots' seconds of each iteration by worker and activity, and what happened to workers when."""
-        found = json.loads(self.timeline_news("", ""))
-        last = {line["iteration"]: line for line in found["iterations"]["lines"]}
-        return {"iterations": [last[each] for each in sorted(last)], "events": found["events"]["lines"]}
 
-
-def named(runs: Sequence[Run]) -> dict[str, ViewedRun]:
-    """Returns runs by names that tell them apart."""
+def named(folders: Sequence[Path], trust: bool = False) -> dict[str, ViewedRun]:
+    """Returns run folders by names that tell them apart."""
     found: dict[str, ViewedRun] = {}
-    share = min(_LINE_BYTES, _ALL_LINE_BYTES // max(1, len(runs)))
-    for run in runs:
-        first = name = run.name.encode("utf-8", "replace").decode()  # an address cannot hold half a surrogate pair
+    share = min(_LINE_BYTES, _ALL_LINE_BYTES // max(1, len(folders)))
+    for folder in folders:
+        first = name = _name(folder)
         number = 2
         while name in found:
             name, number = f"{first}~{number}", number + 1
-        found[name] = ViewedRun(run, name, share)
+        found[name] = ViewedRun(folder, name, trust, share)
     return found
+
+
+def caption(action: Json) -> str:
+    """Describes an action in a few words."""
+    try:
+        found = DeviceAction.from_json(action)
+    except (ActionError, TypeError):
+        return f"action {_short(json.dumps(action), 60)}"
+    text = f"“{_short(found.text, 40)}”"
+    match found.type:
+        case "tap":
+            return f"tap {found.x:.2f}, {found.y:.2f}"
+        case "swipe":
+            return f"swipe {found.x:.2f}, {found.y:.2f} → {found.to_x:.2f}, {found.to_y:.2f}"
+        case "type":
+            return f"type {text}"
+        case "type_at":
+            return f"type {text} at {found.x:.2f}, {found.y:.2f}"
+        case "done" if found.text:
+            return f"done, {text}"
+        case key:
+            return key
+
+
+def _short(text: str, most: int) -> str:
+    line = " ".join(text[: 4 * most].replace("\0", " ").split())
+    return line if len(line) <= most else line[: most - 1] + "…"
+
+
+def _name(folder: Path) -> str:
+    return folder.resolve().name.encode("utf-8", "replace").decode()  # an address cannot hold half a surrogate pair
+
+
+def _noted(notes: list[str], read: Callable[..., _Read], *where: Any) -> _Read | None:
+    """Returns what ``read`` returns; of a file that cannot be read a note is made, and nothing returned."""
+    try:
+        return read(*where)
+    except RunFolderError as error:
+        notes.append(str(error))
+        return None
 
 
 def _figures_of(line: dict[str, Json]) -> dict[str, Json] | None:
@@ -203,23 +220,14 @@ def _stamp(path: Path) -> str:
     return f"{found.st_ino}.{found.st_mtime_ns}.{found.st_size}"
 
 
-def _id(run: Run) -> Json:
-    path = run.folder / "run.json"
+def _id(folder: Path) -> Json:
+    path = folder / "run.json"
     return read_mapping(path).get("run_id") if path.is_file() else None
 
 
 def observations(one: Trajectory) -> list[Observation]:
     """Returns what was seen before each step, and after the last one."""
     return [*(step.observation for step in one.steps), one.final_observation]
-
-
-def screenshot(image: bytes | None) -> tuple[bytes, str] | None:
-    """Returns PNG or JPEG bytes as they are, with their MIME type; None for anything else that a worker may send."""
-    try:
-        with Image.open(io.BytesIO(image or b""), formats=SHOWN_FORMATS) as opened:
-            return (image or b"", Image.MIME[opened.format or "PNG"]) if is_screen(opened) else None
-    except UNREADABLE:
-        return None
 
 
 def clean(value: Any, depth: int = 0) -> Any:

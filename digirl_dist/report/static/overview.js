@@ -1,10 +1,10 @@
 // Runs side by side: curves with bands over seeds, and what their configurations differ in.
 
-import { lineChart } from "./charts.js";
+import { lineChart, stackedBars } from "./charts.js";
 import { el, percent, seconds, short, show, table } from "./dom.js";
 import { go } from "./route.js";
 
-const FIRST = ["success_rate", "reward_mean", "emulator_busy", "iteration_s"];
+const FIRST = ["success_rate", "reward_mean", "emulator_busy"];
 const TITLES = table({ success_rate: "success rate", reward_mean: "mean reward", emulator_busy: "emulators busy, of all time", iteration_s: "seconds per iteration", steps_mean: "mean steps" });
 const SHARES = ["success_rate", "emulator_busy", "collect_busy"];
 const APART = /^(seed|save_path|logger_project|trainer\.device)$/;
@@ -28,13 +28,27 @@ export function overview(place, state) {
 }
 
 function curves(shown, groups, state) {
-  return [el("div", { class: "charts" }, figuresOf(shown, state.figure).map((name) => chart(name, groups))), more(shown, state)];
+  return [el("div", { class: "charts" }, figuresOf(shown, state.figure).map((name) => chart(name, groups)), shown.length === 1 ? time(shown[0]) : null), more(shown, state)];
 }
 
 function chart(name, groups) {
   const lines = groups.map((group) => ({ name: group.name, run: group.runs[0].name, colour: group.colour, points: pointsOf(group.runs, name) }));
   const pick = (iteration, line) => go("episodes", { run: line.run, iteration_from: iteration, iteration_to: iteration });
   return lineChart({ title: TITLES[name] || name.replaceAll("_", " "), lines, bounds: SHARES.includes(name) ? [0, 1] : undefined, pick });
+}
+
+// Where the seconds of the newest iterations went.
+function time(run) {
+  const timed = run.metrics.filter((line) => typeof line.iteration_s === "number").slice(-60);
+  if (!timed.length) return null;
+  const part = (name, colour, of) => ({ name, colour, values: timed.map((line) => Math.max(0, of(line) || 0)) });
+  const parts = [
+    part("episodes", "c1", (line) => line.collect_s - (line.push_s || 0)),
+    part("push", "c7", (line) => line.push_s),
+    part("update", "c2", (line) => line.update_s),
+    part("other", "c4", (line) => line.iteration_s - (line.collect_s || 0) - (line.update_s || 0)),
+  ];
+  return stackedBars({ title: "seconds of an iteration", xs: timed.map((line) => line.iteration), parts });
 }
 
 // The mean of several runs, and the least and the greatest of them.

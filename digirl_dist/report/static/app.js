@@ -48,8 +48,13 @@ function bar() {
   const run = state.route.query.run || (state.route.view === "episode" ? state.route.parts[0] : "");
   const tabs = TABS.map(([view, title]) => el("a", { href: link(view, view === "runs" ? {} : { run }), "aria-current": now === view ? "page" : null }, title));
   const live = [...state.runs.values()].some((each) => each.running);
-  const word = state.connected === false ? "not connected" : source.isBundle ? "one file" : live ? "live" : "";
+  const word = state.connected === false ? "not connected" : source.isBundle ? written() : live ? "live" : "";
   show(document.getElementById("bar"), el("span", { class: "brand" }, "digirl_dist"), el("nav", { "aria-label": "views" }, tabs), el("span", { class: `live ${live ? "on" : ""}`, role: "status" }, word), el("button", { type: "button", class: "small keys-button", on: { click: showKeys } }, "Keys (?)"));
+}
+
+function written() {
+  const times = [...state.runs.values()].map((run) => run.written);
+  return `one file${times.length ? `, as of ${new Date(Math.max(...times) * 1000).toLocaleString("en-GB")}` : ""}`;
 }
 
 function showKeys() {

@@ -34,6 +34,30 @@ export function lineChart({ title, lines, bounds, pick, x_title = "iteration" })
   return el("figure", { class: pick ? "chart pickable" : "chart" }, el("figcaption", {}, el("b", {}, title)), canvas);
 }
 
+// Bars of parts on top of each other: parts are [{name, colour, values}], with a value for each place of xs.
+export function stackedBars({ title, xs, parts, x_title = "iteration" }) {
+  const heights = xs.map((_, place) => parts.reduce((sum, part) => sum + part.values[place], 0));
+  const ys = [0, Math.max(...heights) || 1];
+  const pitch = (WIDTH - EDGE.left - EDGE.right) / xs.length;
+  const scale = { x: (place) => EDGE.left + (place + 0.5) * pitch, y: (value) => HEIGHT - EDGE.bottom - (value / ys[1]) * (HEIGHT - EDGE.top - EDGE.bottom) };
+  const canvas = svg("svg", { viewBox: `0 0 ${WIDTH} ${HEIGHT}`, role: "img", "aria-label": `${title}: ${parts.map((part) => part.name).join(", ")}` });
+  canvas.append(...axes({ ...scale, x: (value) => scale.x(value - xs[0]) }, [xs[0], xs[0] + xs.length - 1], ys, x_title));
+  const width = Math.min(34, pitch * 0.8);
+  xs.forEach((x, place) => {
+    let below = 0;
+    for (const part of parts) {
+      const above = below + part.values[place];
+      canvas.append(svg("rect", { class: `bar ${part.colour}`, x: scale.x(place) - width / 2, width, y: scale.y(above), height: scale.y(below) - scale.y(above) }));
+      below = above;
+    }
+    const told = [`${title}, ${x_title} ${x}`, ...parts.map((part) => `${part.name} ${short(part.values[place])} s`)].join("\n");
+    const on = { mousemove: (event) => hint(told, event), mouseleave: () => hint("") };
+    canvas.append(svg("rect", { class: "catch", x: EDGE.left + place * pitch, y: 0, width: pitch, height: HEIGHT, on }));
+  });
+  const keys = el("p", { class: "keys" }, parts.map((part) => el("span", { class: `key ${part.colour}` }, part.name)));
+  return el("figure", { class: "chart" }, el("figcaption", {}, el("b", {}, title), keys), canvas);
+}
+
 function described(line) {
   const last = line.points[line.points.length - 1];
   return last ? `${line.name} ends at ${short(last.y)}` : line.name;

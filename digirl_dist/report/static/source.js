@@ -1,4 +1,4 @@
-// Where the data come from: the server, or the block of JSON of a bundle.
+// Where the data come from: the server, or a bundle, which holds what a server would answer.
 
 const embedded = document.getElementById("bundle");
 const bundle = embedded === null ? null : JSON.parse(embedded.textContent);
@@ -22,13 +22,14 @@ async function reached(address) {
 }
 
 async function ask(what, query = {}) {
+  if (bundle) return what === "runs" ? Object.keys(bundle) : bundle[query.run][what];
   const answer = await reached(`api/${what}?${new URLSearchParams(query)}`);
   if (!answer.ok) throw new Error(await answer.text());
   return answer.json();
 }
 
 export async function names() {
-  return bundle ? bundle.runs.map((each) => each.name) : ask("runs");
+  return ask("runs");
 }
 
 const kept = new Map(); // what the server has sent of each run and part
@@ -49,7 +50,6 @@ function last(lines) {
 }
 
 export async function run(name) {
-  if (bundle) return bundle.runs.find((each) => each.name === name);
   const before = kept.get(name) ?? { stamp: "", config: {} };
   const { state, figures, measured } = await ask("run", { run: name, figures: next(name, "figures"), measured: next(name, "measured"), stamp: before.stamp });
   state.config ??= before.config;
@@ -61,19 +61,17 @@ export async function run(name) {
 }
 
 export async function rows(run, first) {
-  if (!bundle) return ask("rows", { run, first });
-  return first ? { first, count: 0, unread: 0, columns: null } : bundle.rows[run];
+  return ask("rows", { run, first });
 }
 
 export async function timeline(run) {
-  if (bundle) return bundle.timelines[run];
   const { iterations, events } = await ask("timeline", { run, iterations: next(run, "iterations"), events: next(run, "events") });
   return { iterations: last(grown(run, "iterations", iterations)), events: grown(run, "events", events) };
 }
 
 export async function episode(run, key) {
   if (!bundle) return ask("episode", { run, key });
-  const found = bundle.episodes[run][key];
+  const found = bundle[run].episode[key];
   if (!found) throw new Error("This file does not hold the steps of this episode. Run digirl-dist view on the run's folder to see it.");
   return found;
 }
@@ -86,7 +84,7 @@ export async function explanation(run, key, version) {
 
 export function image(run, key, step) {
   if (!bundle) return `api/image?${new URLSearchParams({ run, key, step })}`;
-  return (bundle.images[run][key] || [])[step] || "";
+  return (bundle[run].images[key] || [])[step] || "";
 }
 
 // Calls back with the state of all runs, at once and whenever it changes.

@@ -6,14 +6,14 @@ import os
 import shutil
 import socket
 import subprocess
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from getpass import getuser
 from pathlib import Path
 
 import psutil
 
-from chaos.processes import eventually
 from digirl_dist.parallel.loopback import free_port
 from digirl_dist.ssh.connection import Address
 
@@ -21,6 +21,19 @@ SBIN = "/usr/sbin:/usr/local/sbin:/sbin:" + os.environ.get("PATH", "")
 PROGRAM = shutil.which("sshd", path=SBIN)
 _LOOPBACK = "127.0.0.1"
 _START_S = 120.0
+
+
+def eventually(condition: Callable[[], object], limit_s: float) -> bool:
+    """Waits for ``condition``; returns whether it became true within the limit."""
+    asked = time.monotonic()
+    deadline = asked + limit_s
+    while not condition():
+        took_s = time.monotonic() - asked
+        if asked + took_s > deadline:
+            return False
+        time.sleep(min(0.5, max(0.02, 10 * took_s)))  # what is waited for needs the processors itself
+        asked = time.monotonic()
+    return True
 
 
 class Sshd:

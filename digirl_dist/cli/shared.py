@@ -1,14 +1,18 @@
-"""Commands that take a configuration: where it lies, overrides of it, and what it becomes."""
+"""What commands have in common: their shape, and where a configuration lies, overrides of it, and what it becomes."""
 
 from __future__ import annotations
 
 import argparse
-from collections.abc import Sequence
+import re
+import shutil
+import textwrap
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from digirl_dist.cli.completion import complete_override
 from digirl_dist.errors import SettingsError
+from digirl_dist.exit_status import Parser
 from digirl_dist.settings.keys import key_of, quoted
 from digirl_dist.settings.paths import expanded
 from digirl_dist.settings.places import HERE
@@ -32,6 +36,31 @@ often used:
 
 every key and its meaning: `digirl-dist settings`
 """
+
+
+class Command:
+    """One command: ``execute`` returns the exit status and may raise a DigirlDistError; its docstring is the help."""
+
+    def __init__(
+        self, execute: Callable[[argparse.Namespace], int], *add: Callable[[argparse.ArgumentParser], None]
+    ) -> None:
+        self.execute = execute
+        self._add = add
+
+    @property
+    def summary(self) -> str:
+        """What it does, in one line."""
+        return (self.execute.__doc__ or "").splitlines()[0].rstrip(".")
+
+    def add_arguments(self, parser: argparse.ArgumentParser) -> None:
+        for add in self._add:
+            add(parser)
+
+    def parser(self, name: str) -> argparse.ArgumentParser:
+        about = textwrap.dedent(f"    {self.execute.__doc__}")
+        parser = Parser(prog=f"digirl-dist {name}", description=about, formatter_class=_Help)
+        self.add_arguments(parser)
+        return parser
 
 
 def often_used() -> str:
@@ -97,3 +126,22 @@ def of_run_folder(folder: Path, overrides: Sequence[str], trust: bool) -> Source
     if elsewhere := [each for each in overrides if key_of(each) == "save_path"]:
         raise SettingsError(f"{elsewhere[0]} contradicts {folder}, whose configuration this is: leave one of them out")
     return RunSource(str(root), overrides=(f"save_path={quoted(str(root))}", *overrides), trust=trust)
+
+
+def fitted(text: str, width: int | None = None) -> str:
+    """Returns ``text`` in lines of ``width``, the terminal's if None; what follows two blanks keeps its column."""
+    width = width or shutil.get_terminal_size().columns
+    paragraphs = re.sub(r"(?<=\S)\n(?=\S)", " ", text)
+    return "\n".join(_fitted(line, width) for line in paragraphs.split("\n"))
+
+
+def _fitted(line: str, width: int) -> str:
+    start = re.match(r" *\S.*?  +", line)
+    column = start.end() if start and start.end() < width / 2 else len(line) - len(line.lstrip())
+    indent = " " * column
+    return textwrap.fill(line, width, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False)
+
+
+class _Help(argparse.RawDescriptionHelpFormatter):
+    def _fill_text(self, text: str, width: int, indent: str) -> str:
+        return fitted(text, width)

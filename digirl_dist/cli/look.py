@@ -1,0 +1,332 @@
+"""Commands that look at runs, pass them on, or forecast them."""
+
+from __future__ import annotations
+
+import argparse
+import ctypes
+import json
+import sys
+import time
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from digirl_dist.cli.shared import (
+    RUN,
+    Command,
+    add_configuration,
+    add_emulator,
+    add_run_folder,
+    add_trust,
+    fitted,
+    settings_of,
+)
+from digirl_dist.errors import NoRunError, RunFolderError, SettingsError
+from digirl_dist.plain_text import printable
+from digirl_dist.report.output import is_terminal, shown
+from digirl_dist.settings.paths import expanded
+from digirl_dist.types import Json
+
+if TYPE_CHECKING:
+    from digirl_dist.plan.figures import Figures
+    from digirl_dist.plan.forecast import FleetPlan, Forecast
+    from digirl_dist.settings import Settings
+    from digirl_dist.viewer.server import Viewer
+
+_M_MMAP_THRESHOLD = -3
+"""mallopt(3)"""
+_SLOTS_OF_AUTO = 4
+
+
+def _add_view(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "runs", nargs="*", type=expanded, metavar="RUN", help="run folders, or folders of them (default: runs/)"
+    )
+    parser.add_argument("--port", type=int, help="port on 127.0.0.1 (default: a free one)")
+    parser.add_argument(
+        "--bundle", type=expanded, metavar="FILE", help="write one file (.html or .zip) that needs no server, and exit"
+    )
+
+
+def _view(options: argparse.Namespace) -> int:
+    """Shows runs in the browser: curves side by side, every episode step by step, tasks and workers over time.
+
+    Serves the pages on a loopback port of this machine; the printed address contains a token. From another machine: ssh
+    -L 8765:127.0.0.1:8765 THIS_MACHINE, with --port 8765 here.
+    """
+    if options.bundle is not None:
+        if options.port is not None:
+            raise SettingsError(f"--port {options.port} is for the viewer, which --bundle does without: leave one out")
+        with shown("write the file", sys.stderr):
+            from digirl_dist.report.bundle import write_bundle
+
+            written = write_bundle(_folders(options.runs), options.bundle)
+        print(printable(str(written)))
+        return 0
+    with shown("start the viewer", sys.stderr):
+        viewer = _viewer(options)
+        _return_memory_at_once()
+    print(f"open {viewer.url}\nCtrl-C ends it", flush=True)
+    with suppress(KeyboardInterrupt):
+        viewer.serve()
+    return 0
+
+
+_M_MMAP_THRESHOLD = -3
+
+
+"""mallopt(3)"""
+
+
+def _viewer(options: argparse.Namespace) -> Viewer:
+    from digirl_dist.settings.extras import extra_needed
+
+    folders = _folders(options.runs)
+    with extra_needed("digirl-dist view", "Starlette and uvicorn", "view"):
+        from digirl_dist.viewer.server import Viewer
+    try:
+        return Viewer(folders, options.port or 0, options.trust)
+    except (OSError, OverflowError) as error:
+        raise SettingsError(f"--port {options.port} cannot be used: {error}; 0 takes a free one") from error
+
+
+def _folders(named: Sequence[Path]) -> list[Path]:
+    return [run for folder in named or [Path("runs")] for run in _runs_in(folder)]
+
+
+def _return_memory_at_once() -> None:
+    """Else each thread keeps what the largest file took that it ever read."""
+    import pyarrow as pa
+
+    pa.set_memory_pool(pa.system_memory_pool())
+    with suppress(AttributeError):  # a C library without it
+        ctypes.CDLL(None).mallopt(_M_MMAP_THRESHOLD, 1 << 16)
+
+
+def _runs_in(folder: Path) -> list[Path]:
+    """Returns the folder if it is a run's, or else the runs in it. Raises NoRunError if there is none."""
+    from digirl_dist.storage.run_folder import existing_run, runs_in
+
+    try:
+        return [existing_run(folder)]
+    except NoRunError:
+        if found := runs_in(folder):
+            return found
+        raise
+
+
+def _report(options: argparse.Namespace) -> int:
+    """Rewrites a run's report.html and prints its path: report runs/mine."""
+    from digirl_dist.storage.run_folder import existing_run
+
+    folder = existing_run(options.run).resolve()
+    with shown("write the report", sys.stderr):
+        from digirl_dist.report.bundle import write_report
+        from digirl_dist.report.viewed import ViewedRun
+
+        try:
+            write_report(ViewedRun(folder))
+        except OSError as error:
+            raise RunFolderError(f"{folder / 'report.html'} cannot be written: {error.strerror}") from error
+    print(printable(str(folder / "report.html")))
+    return 0
+
+
+def _add_why(parser: argparse.ArgumentParser) -> None:
+    parser.set_defaults(run=None)
+    parser.add_argument("--save-path", type=expanded, metavar="RUN", help="the same as RUN")
+
+
+def _why(options: argparse.Namespace) -> int:
+    """Explains what a running or dead run waits for, and since when: why runs/mine."""
+    from digirl_dist.report.why import explain
+
+    if options.run and options.save_path:
+        raise SettingsError(f"{options.run} and --save-path {options.save_path} name a run each: leave one of them out")
+    print(explain(options.run or options.save_path or expanded(RUN)))
+    return 0
+
+
+def _add_export(parser: argparse.ArgumentParser) -> None:
+    from digirl_dist.export import FORMS
+
+    parser.add_argument("run", type=expanded, metavar="RUN", help="the run's folder, its save_path")
+    parser.add_argument("destination", type=expanded, metavar="DEST", help="folder to write; it must not exist")
+    parser.add_argument("--to", choices=list(FORMS), required=True, help="the format")
+    parser.add_argument("--push", metavar="OWNER/NAME", help="upload it to this repository of the Hugging Face hub")
+    parser.add_argument("--public", action="store_true", help="with --push: a new repository is public")
+
+
+def _export(options: argparse.Namespace) -> int:
+    """Writes a run in the format of other tools: export runs/mine --to datasets mine_dataset.
+
+    Exports the training episodes of finished iterations; machines have numbers instead of names. The folder must be
+    new.
+    """
+    if options.public and options.push is None:
+        raise SettingsError("--public says who may read what is uploaded: add --push OWNER/NAME, or leave it out")
+    with shown("export the run", sys.stderr) as progress:
+        from digirl_dist.export import export, push, refuse_no_repository
+
+        if options.push is not None:
+            refuse_no_repository(options.push)
+        written = export(options.run, options.to, options.destination)
+        print(printable(str(written)))
+        if options.push is not None:
+            progress.status.host("upload to the hub")
+            print(push(written, options.to, options.push, private=not options.public))
+    return 0
+
+
+def _add_plan(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--run", type=expanded, metavar="DIR", help="a run folder whose measured figures are used")
+    parser.add_argument(
+        "--figure", action="append", default=[], metavar="NAME=NUMBER", help="replaces a figure, for example step_s=0.5"
+    )
+    parser.add_argument("--fleet", default="1,8,64,1000,10000", metavar="N,N", help="numbers of workers")
+    parser.add_argument("--json", action="store_true", help="print the figures and a list of forecasts")
+
+
+def _plan(options: argparse.Namespace) -> int:
+    """Forecasts the effect of more workers or other settings: episodes an hour, busy share, where the time goes."""
+    with shown("read the configuration", sys.stderr) as progress:
+        from digirl_dist.plan.forecast import forecast, variants
+
+        fleets = _numbers(options.fleet)
+        settings = settings_of(options)
+        figures = _figures(settings, options.run, options.figure)
+        plans = [_fleet_plan(settings, workers) for workers in fleets]
+        progress.status.host("forecast")
+        found = [
+            (forecast(figures, plan), {name: forecast(figures, other) for name, other in variants(plan).items()})
+            for plan in plans
+        ]
+    if options.json:
+        lines = [
+            {**_plain(one), "variants": {name: asdict(other) for name, other in more.items()}} for one, more in found
+        ]
+        print(json.dumps({"figures": asdict(figures), "forecasts": lines}))
+    else:
+        text = _as_text(figures, found, settings.bsize == "auto")
+        print(fitted(text) if is_terminal(sys.stdout) else text)
+    return 0
+
+
+def _numbers(text: str) -> list[int]:
+    words = text.split(",")
+    if not all(word.isdecimal() and 0 < int(word) <= 100_000 for word in words):
+        raise SettingsError(f"--fleet {text}: must be whole numbers from 1 to 100000, as 1,8,64")
+    return [int(word) for word in words]
+
+
+def _figures(settings: Settings, run: Path | None, words: Sequence[str]) -> Figures:
+    from digirl_dist.emulator.plugins.rehearsal import RehearsalSettings
+    from digirl_dist.plan.figures import of_rehearsal, of_run, stated
+
+    measured = None
+    if run is not None:
+        measured = of_run(run)
+    elif isinstance(settings.emulator, RehearsalSettings):
+        measured = of_rehearsal(settings.emulator)
+    return stated(words, measured)
+
+
+def _fleet_plan(settings: Settings, workers: int) -> FleetPlan:
+    from digirl_dist.assembly import schedule
+    from digirl_dist.plan.forecast import FleetPlan
+
+    return FleetPlan(
+        workers,
+        settings.bsize if isinstance(settings.bsize, int) else _SLOTS_OF_AUTO,
+        settings.rollout_size,
+        schedule.closing(settings),
+        schedule.iterations_ahead(settings),
+    )
+
+
+def _plain(one: Forecast) -> dict[str, Json]:
+    plan = {"workers": one.plan.workers, "slots": one.plan.slots, "rollout_size": one.plan.rollout_size}
+    return {**plan, **{name: value for name, value in vars(one).items() if name != "plan"}}
+
+
+def _as_text(
+    figures: Figures, found: Sequence[tuple[Forecast, dict[str, Forecast]]], is_auto: bool
+) -> str:  # fmt: skip
+    said = ", ".join(f"{name} {value:.3g}" for name, value in asdict(figures).items())
+    lines = [f"figures: {said}", "", "workers  slots  episodes/h   busy  iteration  where the slots' time goes"]
+    for one, _ in found:
+        slots = one.plan.workers * one.plan.slots
+        shares = ", ".join(f"{activity} {share:.0%}" for activity, share in one.shares.items() if share >= 0.005)
+        lines.append(
+            f"{one.plan.workers:7}{slots:7}{one.episodes_per_hour:12.0f}{one.busy:7.0%}{one.iteration_s:9.1f} s  "
+            f"{shares}"
+        )
+    lines += ["", "the same with one change: episodes an hour, and their share of the above"]
+    for one, variants in found:
+        for name, other in variants.items():
+            change = other.episodes_per_hour / one.episodes_per_hour - 1
+            lines.append(f"{one.plan.workers:7}  {name:28}{other.episodes_per_hour:12.0f}  {change:+.0%}")
+    if is_auto:
+        lines.append(f"\nbsize is auto: {_SLOTS_OF_AUTO} slots on each worker are assumed")
+    return "\n".join(lines)
+
+
+def _add_log(parser: argparse.ArgumentParser) -> None:
+    from digirl_dist.report.loggers import MODULES
+
+    parser.add_argument("--to", choices=list(MODULES), required=True, help="the logger")
+
+
+def _log(options: argparse.Namespace) -> int:
+    """Gives a run's curves to another tool, also afterwards: log runs/mine --to wandb.
+
+    Follows a running run until it ends. What the tool has been given before is not given again.
+    """
+    from digirl_dist.settings.extras import extra_needed
+    from digirl_dist.storage.run_folder import existing_run
+    from digirl_dist.storage.status import is_running
+
+    folder = existing_run(options.run)
+
+    def is_ended() -> bool:
+        time.sleep(1.0)
+        return not is_running(folder)
+
+    with shown(f"give the run to {options.to}", sys.stderr), extra_needed(f"--to {options.to}", options.to, options.to):
+        from digirl_dist.report.follower import Follower
+
+        Follower(folder, options.to).follow(is_ended)
+    return 0
+
+
+def _add_settings(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "word", nargs="?", default="", help="only keys with this word in them, such as ssh or emulator.android"
+    )
+    parser.add_argument("--expert", action="store_true", help="only those that few runs have a reason to change")
+
+
+def _settings(options: argparse.Namespace) -> int:
+    """Prints keys of the configuration, their defaults and their meaning: settings [WORD]."""
+    from digirl_dist.settings.reference import sections
+
+    for section in sections():
+        rows = [row for row in section.rows if options.word in row.anchor and (row.expert or not options.expert)]
+        if rows:
+            print(f"# {section.title}")
+        for row in rows:
+            print(f"{row.key}  ({row.kind}; {row.default.strip('`')})\n    {' '.join(row.meaning.split())}")
+    return 0
+
+
+COMMANDS = {
+    "settings": Command(_settings, _add_settings),
+    "export": Command(_export, _add_export),
+    "log": Command(_log, add_run_folder, _add_log),
+    "plan": Command(_plan, add_configuration, add_emulator, _add_plan),
+    "report": Command(_report, add_run_folder),
+    "view": Command(_view, _add_view, add_trust),
+    "why": Command(_why, add_run_folder, _add_why),
+}

@@ -1,0 +1,245 @@
+"""Commands that prepare and run a configuration."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import shlex
+import sys
+from collections import Counter
+from typing import TYPE_CHECKING
+
+from digirl_dist.cli.shared import (
+    Command,
+    add_configuration,
+    add_emulator,
+    add_overrides,
+    add_trust,
+    of_run_folder,
+    settings_of,
+    source_of,
+)
+from digirl_dist.errors import SettingsError
+from digirl_dist.exit_status import end_by_signals_as_by_ctrl_c, interruptions_wait
+from digirl_dist.parallel.rank import Rank, launched_rank
+from digirl_dist.plain_text import printable, without_secrets_in
+from digirl_dist.report.output import shown
+from digirl_dist.settings.paths import expanded
+from digirl_dist.settings.places import HERE, own_folder
+from digirl_dist.settings.unread import refuse_others_overrides
+from digirl_dist.storage import atomic_files
+
+if TYPE_CHECKING:
+    from digirl_dist.settings.configuration import Source
+    from digirl_dist.setup.prepare import SetupProgress
+
+_MEASURES = ("task_mode=evaluate", "task_split=test", "task_order=sequential")
+
+
+def _run(options: argparse.Namespace) -> int:
+    """Trains on this host, and collects on the workers in worker_ips or on this machine."""
+    return run_configuration(source_of(options))
+
+
+def _demo(options: argparse.Namespace) -> int:
+    """Trains on a drawn phone, on this machine alone: two localhost workers behind real SSH servers, runs/demo."""
+    from digirl_dist.settings.configuration import Source
+
+    return run_configuration(Source(HERE, "host", ("dry_run=true", "save_path=runs/demo", *options.overrides)))
+
+
+def _eval(options: argparse.Namespace) -> int:
+    """Evaluates the newest checkpoint of a run on the test tasks, on the same workers: eval runs/mine.
+
+    With a run folder, the configuration is that run's own; without one, it is eval.yaml of --config-path.
+    """
+    words = options.overrides
+    if words and ("=" not in words[0] or expanded(words[0]).is_dir()):
+        if (options.config_path, options.config_name) != (HERE, "eval"):
+            raise SettingsError(
+                f"eval {words[0]} takes the run's own configuration: leave out --config-path and --config-name"
+            )
+        return run_configuration(
+            of_run_folder(expanded(words[0]), (*_MEASURES, *words[1:]), options.trust), watched=False
+        )
+    if options.trust:
+        raise SettingsError("--trust is for the folder of a run, as in: eval runs/mine --trust; leave it out")
+    return run_configuration(source_of(options))
+
+
+def _eval_jobs(options: argparse.Namespace) -> int:
+    """Evaluates a list of policies, in one process or under torchrun: eval-jobs --eval_jobs_config jobs.json."""
+    from digirl_dist.evaluate import eval_runner
+
+    return eval_runner.execute(options)
+
+
+def _add_doctor(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--json", action="store_true", help="print a list of {worker, check, ok, detail, remedy}")
+    parser.add_argument("--try", action="store_true", dest="try_emulators", help="also start one emulator per worker")
+
+
+def _doctor(options: argparse.Namespace) -> int:
+    """Checks whether a run would start: the host and every worker, with the remedy for each failure."""
+    with shown("read the configuration", sys.stderr) as progress:
+        from digirl_dist.assembly import setup_doctor
+        from digirl_dist.doctor.check import as_table, would_start
+
+        settings = settings_of(options)
+        refuse_others_overrides(options.overrides, ranks=False)
+        progress.status.host("examine the host and the workers")
+        checks = list(setup_doctor.doctor(settings, options.try_emulators, progress.status))
+    if options.json:
+        print(json.dumps(without_secrets_in([check.to_json() for check in checks]), indent=1, ensure_ascii=True))
+    else:
+        print(printable(as_table(checks)))
+    return 0 if would_start(checks) else 1
+
+
+def _add_setup(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--dry-run", action="store_true", help="only print what would be done")
+
+
+def _setup(options: argparse.Namespace) -> int:
+    """Prepares all workers over SSH: Python, the package, what the emulator needs. A second run changes nothing."""
+    counts: Counter[str] = Counter()
+    end_by_signals_as_by_ctrl_c()
+    with shown("read the configuration", sys.stdout) as progress:
+        settings = settings_of(options)
+        from digirl_dist.assembly import setup_doctor
+
+        def tell(told: SetupProgress) -> None:
+            counts[told.state] += 1
+            text = f"{told.step}: {told.message}" if told.message else told.step
+            progress.say(f"{told.worker:<16} {told.state:<6} {text}", "red" if told.state == "failed" else "")
+
+        progress.status.host("prepare the workers")
+        errors = setup_doctor.setup(settings, options.dry_run, tell, progress.status)
+    for error in errors:
+        print(f"error: {printable(str(error))}", file=sys.stderr)
+    print(_summary(counts, len(errors), options.dry_run))
+    return 1 if errors else 0
+
+
+def _summary(counts: Counter[str], failures: int, dry_run: bool) -> str:
+    changed = f"{counts['would']} steps would be done" if dry_run else f"{counts['done']} steps done"
+    ready = "no failure" if dry_run else "all workers are ready"
+    verdict = f"workers that failed: {failures}" if failures else ready
+    return f"{changed}, {counts['ok']} were done before; {verdict}"
+
+
+def _add_init(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--config-path", default=HERE, help=f"the folder to write it to (default: {HERE})")
+
+
+def _init(options: argparse.Namespace) -> int:
+    """Writes config/multimachine/host.yaml below the working directory: the YAML file to edit, which run then reads."""
+    file = expanded(options.config_path) / "host.yaml"
+    if file.parent.exists() and not file.parent.is_dir():
+        raise SettingsError(f"--config-path {options.config_path} is no folder")
+    if os.path.lexists(file):
+        raise SettingsError(f"{file} is there already: edit it, or name another --config-path")
+    try:
+        file.parent.mkdir(parents=True, exist_ok=True)
+        atomic_files.write_text(file, (own_folder() / "host.yaml").read_text("utf-8"))
+    except OSError as error:
+        raise SettingsError(f"--config-path {options.config_path} cannot be written: {error.strerror}") from error
+    named = "" if options.config_path == HERE else f" --config-path {shlex.quote(str(file.parent))}"
+    print(f"{file}: name your workers in it, then `digirl-dist setup{named}` and `digirl-dist run{named}`")
+    return 0
+
+
+def _add_migrate(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("file", type=expanded, help="DigiRL's file, beside the files that it includes")
+
+
+def _migrate(options: argparse.Namespace) -> int:
+    """Translates DigiRL's own YAML file into this package's words and prints it: migrate FILE.
+
+    Comments say what became of each key. The exit status is 0 if the new file is complete, and 2 if a key cannot be
+    used; comments name such keys (docs/digirl.md).
+    """
+    with shown("read the configuration", sys.stderr):
+        from digirl_dist.settings import configuration, digirl_files
+        from digirl_dist.settings.nearest import nearest
+        from digirl_dist.settings.places import own_folder
+        from digirl_dist.settings.safe_yaml import read_yaml
+
+        file = options.file.resolve()
+        if file.is_dir():
+            found = sorted(each.name for each in file.glob("*.yaml") if digirl_files.is_digirl(file, each.name))
+            there = nearest("", found) if found else "there is none"
+            raise SettingsError(f"{file} is a folder: name one of DigiRL's files in it; {there}")
+        if not file.is_file():
+            near = sorted(str(each) for each in file.parent.glob("*.yaml"))
+            raise SettingsError(f"there is no file {file}; {nearest(str(file), near) if near else 'correct the path'}")
+        if not digirl_files.is_digirl(file.parent, file.name):
+            read_yaml(file, named=True)  # raises if that is why
+            marks = ", ".join(sorted(digirl_files.MARKS))
+            raise SettingsError(f"{file} is no configuration of DigiRL's: it has none of their keys, such as {marks}")
+        migrated = digirl_files.migrate(file.parent, file.name)
+    print(migrated.to_yaml(), end="")
+    migrated.refuse()
+    configuration.load(str(own_folder()), digirl_files.BASE, migrated.overrides(()))  # refuses values that no run takes
+    return 0
+
+
+def run_configuration(source: Source, watched: bool = True) -> int:
+    """Trains or measures; refuses what is wrong before torch is imported.
+
+    Returns the exit status; if ``watched``, workers join and leave as in the files. Raises DigirlDistError.
+    """
+    rank = launched_rank(os.environ)
+    end_by_signals_as_by_ctrl_c()
+    try:
+        return _run_as(rank, source, watched)
+    except KeyboardInterrupt:
+        if rank is None or rank.is_first:
+            raise
+        return 130  # rank 0 says it
+
+
+def _run_as(rank: Rank | None, source: Source, watched: bool) -> int:
+    leads = rank is None or rank.is_first
+    with shown("read the configuration", sys.stdout if leads else None) as progress:
+        from digirl_dist.assembly import validate
+        from digirl_dist.assembly.trainers import on_ranks, starts_ranks
+
+        settings = source.load()
+        refuse_others_overrides(source.overrides, ranks=False)
+        progress.work_on(settings.save_path)
+        if notice := source.notice:
+            progress.say(notice)
+        if leads:
+            validate.refuse_before_start(settings, rank)
+        if not starts_ranks(settings, rank):
+            progress.status.host("load torch and the parts of the run")
+            with interruptions_wait():
+                from digirl_dist.assembly import run as assembled
+
+            assembled.run(settings, source if watched else None, progress)
+            return 0
+    return on_ranks(settings, source.words)
+
+
+def _add_evaluation(parser: argparse.ArgumentParser) -> None:
+    add_configuration(parser, "eval")
+
+
+def _add_jobs(parser: argparse.ArgumentParser) -> None:
+    from digirl_dist.evaluate import eval_runner
+
+    eval_runner.add_arguments(parser)
+
+
+COMMANDS = {
+    "demo": Command(_demo, add_overrides),
+    "doctor": Command(_doctor, add_configuration, add_emulator, _add_doctor),
+    "eval": Command(_eval, _add_evaluation, add_trust),
+    "eval-jobs": Command(_eval_jobs, _add_jobs),
+    "init": Command(_init, _add_init),
+    "migrate": Command(_migrate, _add_migrate),
+    "run": Command(_run, add_configuration),
+    "setup": Command(_setup, add_configuration, add_emulator, _add_setup),
+}
