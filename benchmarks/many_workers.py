@@ -27,9 +27,9 @@ from digirl_dist.tasks import Task
 from digirl_dist.trajectory import Observation, Transition
 from digirl_dist.types import Json
 from digirl_dist.user_code.packing import unpack_file
-from digirl_dist.worker_program.blobs import FileBlobs
 from digirl_dist.worker_program.link import SocketLink
 from digirl_dist.worker_program.program import Program
+from digirl_dist.worker_program.spool import FileBlobs
 
 _LIMIT_S = 3600.0
 

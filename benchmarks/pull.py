@@ -13,10 +13,9 @@ from benchmarks.measure import measure, sized, waiting_for
 from benchmarks.stage import Machine, Stage, median, rounded, show, stage, tickets
 from digirl_dist.emulator.episode_guard import EpisodeGuard
 from digirl_dist.emulator.rehearsal import RehearsalEmulator
-from digirl_dist.fleet.ledger import Ledger
+from digirl_dist.fleet.ledger import Ledger, Shares
+from digirl_dist.fleet.push import CourierFiles
 from digirl_dist.fleet.roster import this_python
-from digirl_dist.fleet.shares import Shares
-from digirl_dist.fleet.ssh_connection import CourierFiles
 from digirl_dist.fleet.transfers import Transfers
 from digirl_dist.fleet.worker_events import Lost, Pulled, WorkerEvent
 from digirl_dist.protocol.job_folder import episode_name
@@ -25,7 +24,7 @@ from digirl_dist.settings import LimitSettings, RehearsalSettings, SshSettings
 from digirl_dist.settings.plugins import values
 from digirl_dist.ssh.connect import connect
 from digirl_dist.ssh.connection import Address
-from digirl_dist.ssh.courier import CourierClient
+from digirl_dist.ssh.courier import CourierClient, Get
 from digirl_dist.storage import episode_file
 from digirl_dist.storage.digest import file_digest
 from digirl_dist.storage.trajectory_store import Store
@@ -110,7 +109,7 @@ def _pull(address: Address, source: Path, episodes: Sequence[tuple[Ticket, Episo
     command = [*this_python(None), "-m", "digirl_dist.worker_program.courier", "--folder", str(source)]
     events: queue.SimpleQueue[WorkerEvent] = queue.SimpleQueue()
     with connect(address, SshSettings()) as connection, CourierClient(connection, command, SshSettings()) as courier:
-        courier.delete([])  # it has started
+        list(courier.get_many([Get("none", store.incoming(Round(1), "none"), "", 0)]))  # it has started
         files, limits = CourierFiles(courier), (EpisodeGuard(), Shares(), Ledger(), 0.0)
         transfers = Transfers(files, "w0", events.put, lambda error: events.put(Lost("w0", error)), *limits)
         started = time.monotonic()

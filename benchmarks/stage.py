@@ -26,13 +26,12 @@ from digirl_dist.collect.fleet_collector import FleetCollector
 from digirl_dist.collect.iteration import Closing
 from digirl_dist.collection import CollectionResult
 from digirl_dist.emulator.rehearsal import RehearsalEmulator, rehearsal_spec, rehearsal_tasks
-from digirl_dist.fleet.event_queue import Leaves
 from digirl_dist.fleet.fleet import Fleet
 from digirl_dist.fleet.relay import Relays
 from digirl_dist.fleet.roster import this_python
 from digirl_dist.fleet.spec import Job, WorkerSpec
 from digirl_dist.fleet.ssh_connection import SshConnector
-from digirl_dist.fleet.worker_events import PolicyLoaded, Relayed, Said, WorkerEvent
+from digirl_dist.fleet.worker_events import Leaves, PolicyLoaded, Relayed, Said, WorkerEvent
 from digirl_dist.protocol.messages import Acting, EpisodeManifest, EpisodeReady
 from digirl_dist.rollout.slot import slot_limits
 from digirl_dist.settings import LimitSettings, PushDtype, RehearsalSettings, SshSettings

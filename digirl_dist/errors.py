@@ -179,6 +179,10 @@ class LinkLostError(WorkerError):
     """The connection or the worker program ended or fell silent."""
 
 
+class SilentError(LinkLostError):
+    """A command said nothing, or not all that it was to say, in the time that it had."""
+
+
 class HostFullError(LinkLostError):
     """This host has no room on its own disk for what serves the worker."""
 

@@ -25,8 +25,8 @@ from digirl_dist.collect.judged import JudgedCollector
 from digirl_dist.collect.lease_ledger import LeaseLedger
 from digirl_dist.collect.offline import OfflineCollector, OfflineFirst, StoredCollector
 from digirl_dist.emulator.plugins import Device
+from digirl_dist.fleet.ledger import Shares
 from digirl_dist.fleet.roster import worker_configs
-from digirl_dist.fleet.shares import Shares
 from digirl_dist.rollout.slot import slot_limits
 from digirl_dist.settings import Inference, OpenAIEngineSettings, Parallel, Settings, configuration
 from digirl_dist.settings.run import needs_emulators
@@ -211,7 +211,7 @@ def _watch_roster(
     stack: ExitStack,
 ) -> None:
     """From now on, who is in the file's worker_ips is in the fleet."""
-    from digirl_dist.fleet.watched_roster import WatchedRoster
+    from digirl_dist.fleet.roster import WatchedRoster
 
     roster = WatchedRoster(source.folder, lambda: worker_configs(source.load()), prepare, fleet)
     stack.callback(roster.close)

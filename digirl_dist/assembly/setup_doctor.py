@@ -29,7 +29,7 @@ from digirl_dist.fleet.roster import WorkerConfig, localhost_worker_configs, thi
 from digirl_dist.rollout.slot import slot_limits
 from digirl_dist.settings import Parallel, Settings
 from digirl_dist.setup.prepare import Preparation, SetupProgress, Tell, prepare, steps
-from digirl_dist.slurm.address import SlurmAddress
+from digirl_dist.slurm.jobs import SlurmAddress
 from digirl_dist.storage.status import Status, WorkerStatus
 from digirl_dist.user_code.packing import pack
 

@@ -20,7 +20,7 @@ from digirl_dist.fleet.install import ensure_installed, this_package
 from digirl_dist.fleet.roster import WorkerConfig, localhost_worker_configs, this_python, worker_configs
 from digirl_dist.protocol.messages import shortened
 from digirl_dist.settings import Settings
-from digirl_dist.slurm.address import SlurmAddress
+from digirl_dist.slurm.jobs import SlurmAddress
 from digirl_dist.ssh.channel import Channel
 from digirl_dist.ssh.connect import connect
 from digirl_dist.ssh.connection import Connection

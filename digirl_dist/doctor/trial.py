@@ -103,7 +103,7 @@ def try_there(connection: Connection, python: list[str], trial: Trial) -> tuple[
 
 
 def _next(channel: Channel, deadline: float) -> _Phase | None:
-    line = channel.readline(timeout_s=max(0.0, deadline - time.monotonic()))
+    line = channel.readline(max(0.0, deadline - time.monotonic()))
     if not line:
         return None
     try:

@@ -10,15 +10,15 @@ from digirl_dist.errors import DigirlDistError, WorkerError
 from digirl_dist.fleet.outgoing import Blob
 from digirl_dist.fleet.spec import Job, Spec
 from digirl_dist.fleet.worker_events import WorkerEvent
-from digirl_dist.protocol.messages import EpisodeManifest
+from digirl_dist.protocol.messages import EpisodeManifest, Need
 from digirl_dist.strands.course import Waits
 
 
 class Files(Protocol):
     """Files to and from one worker, for one thread."""
 
-    def push(self, blobs: Sequence[Blob], tell: Callable[[WorkerEvent], None]) -> int:
-        """Brings the blobs to the worker; returns the bytes that were sent. Raises WorkerError.
+    def push(self, need: Need, blobs: Sequence[Blob], tell: Callable[[WorkerEvent], None]) -> int:
+        """Brings the blobs that are needed to the worker; returns the bytes that were sent. Raises WorkerError.
 
         ``tell`` learns how workers helped.
         """
@@ -33,7 +33,7 @@ class WorkerConnection(Protocol):
     files: Files
 
     def write(self, line: bytes) -> None:
-        """Sends one line to the program. May wait for a slow link; see ``Outbox``."""
+        """Sends one line to the program. May wait for a slow link."""
 
     def readline(self, timeout_s: float) -> Waits[bytes]:
         """Returns what the program says next; empty at its end, a part of a line that is longer than ``MOST_BYTES``.

@@ -10,12 +10,11 @@ from typing import Generic, TypeVar
 
 from digirl_dist.errors import CheckpointError, ClusterError, ProtocolError
 from digirl_dist.fleet.connection import Connector
-from digirl_dist.fleet.event_queue import EventQueue, Leaves
 from digirl_dist.fleet.outgoing import Named, Outgoing, PublishedPolicy, Weights
 from digirl_dist.fleet.session import PING_S
 from digirl_dist.fleet.spec import Job, Spec
 from digirl_dist.fleet.worker import RemoteWorker, session_clock
-from digirl_dist.fleet.worker_events import Added, Leaving, RosterRefused, WorkerEvent
+from digirl_dist.fleet.worker_events import Added, EventQueue, Leaves, Leaving, RosterRefused, WorkerEvent
 from digirl_dist.inference.policy_server import HostPolicy
 from digirl_dist.protocol.messages import LoadPolicy, encode
 from digirl_dist.settings import LimitSettings, PushDtype

@@ -242,7 +242,7 @@ class Relay:
         """Asks the worker, unless it has refused a moment ago: others wait for the answer."""
         if self._refused is not None and time.monotonic() - self._refused[1] < _ANSWER_S:
             raise self._refused[0]
-        channel = self._open("digirl_dist.worker_program.relay_source", "allow")
+        channel = self._open("digirl_dist.worker_program.relay_source")
         try:
             channel.write(encode(Offer(self._key.public)))
             answer = self._next(channel, Offered)
@@ -261,5 +261,5 @@ class Relay:
             raise channel.ended()
         return decode(line, kind)
 
-    def _open(self, module: str, *action: str) -> Channel:
-        return self._connection.open([*self._python, "-m", module, *action, "--folder", self._spec.folder])
+    def _open(self, module: str) -> Channel:
+        return self._connection.open([*self._python, "-m", module, "--folder", self._spec.folder])

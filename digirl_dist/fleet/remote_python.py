@@ -69,7 +69,7 @@ class RemotePython:
 
         Raises InstallError if it says nothing, or LinkLostError.
         """
-        line = self._channel.readline(timeout_s=max(1.0, deadline - time.monotonic()))
+        line = self._channel.readline(max(1.0, deadline - time.monotonic()))
         if not line:
             raise self._why_no_answer()
         try:

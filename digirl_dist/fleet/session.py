@@ -1,24 +1,23 @@
 """One connection to one worker program as a state machine, from the greeting to the loss.
 
-Messages of the program, commands of the host and the time go in; effects come out. There is no thread, link, file or
-clock in here: ``RemoteWorker`` is the rim that has them, and a test or a simulation may be another.
+Messages of the program, commands of the host and the time go in; calls of a ``Rim`` come out. There is no thread, link,
+file or clock in here: ``RemoteWorker`` is the rim that has them, and a test or a simulation may be another.
 """
 
 from __future__ import annotations
 
 import math
-from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Literal, Protocol
 
 import msgspec
 
 from digirl_dist.errors import JobError, LinkLostError, MisconductError, ProtocolError, TrajectoryError, WorkerError
 from digirl_dist.fleet.conduct import Conduct
-from digirl_dist.fleet.effects import Decide, Effect, HangUp, Push, Send, Tell
 from digirl_dist.fleet.holdings import Holdings
 from digirl_dist.fleet.outgoing import Blob, PublishedPolicy
 from digirl_dist.fleet.spec import Job, Spec
-from digirl_dist.fleet.worker_events import ClaimsRefused, LeasesLost, PolicyLoaded, Said
+from digirl_dist.fleet.worker_events import ClaimsRefused, LeasesLost, PolicyLoaded, Said, Told, WorkerEvent
 from digirl_dist.inference.requests import InferenceFailure, InferenceReply, InferenceRequest
 from digirl_dist.protocol.messages import (
     MOST_BYTES,
@@ -33,6 +32,7 @@ from digirl_dist.protocol.messages import (
     EpisodeReady,
     Heartbeat,
     Hello,
+    HostMessage,
     Landed,
     Loaded,
     LoadPolicy,
@@ -46,12 +46,9 @@ from digirl_dist.protocol.messages import (
     UnknownFile,
     WorkerMessage,
     Working,
-    encode,
 )
 from digirl_dist.settings import LimitSettings
 from digirl_dist.tasks import Key, Ticket
-
-Effects = list[Effect]
 
 PING_S = 3.0
 """How often each program is told that its host is there."""
@@ -65,14 +62,29 @@ class ProgramDeaf(LinkLostError):
     """The program says that it does not hear the host."""
 
 
+class Rim(Protocol):
+    """The link, the transfers, the policy and the collector of one connection. No call waits."""
+
+    def send(self, message: HostMessage) -> None:
+        """Sends the message to the program. Raises ProtocolError for one that the program would refuse."""
+
+    def push(self, need: Need, blobs: Sequence[Blob]) -> None:
+        """Brings the blobs that are needed to the worker, then calls ``pushed`` with the bytes that were sent."""
+
+    def decide(self, request: InferenceRequest) -> None:
+        """Has the host's policy decide, then calls ``decided``."""
+
+    def tell(self, event: WorkerEvent) -> None:
+        """Tells the collector."""
+
+
 class Session:
     """What the host knows of the program on one connection. ``now`` are monotonic seconds of the host, its sleep
     included.
-
-    Every method returns what is to be done, in order. After a HangUp nothing more is asked of the session.
     """
 
-    def __init__(self, spec: Spec, job: Job, limits: LimitSettings, policy: PublishedPolicy | None) -> None:
+    def __init__(self, rim: Rim, spec: Spec, job: Job, limits: LimitSettings, policy: PublishedPolicy | None) -> None:
+        self._rim = rim
         self._spec = spec
         self._job = job
         self._limits = limits
@@ -96,85 +108,81 @@ class Session:
         """How long the program may be silent: while it imports a large library none of its threads runs."""
         return self._limits.silence_s if self._has_loaded else max(self._limits.silence_s, self._limits.start_s)
 
-    def greet(self, now: float) -> Effects:
+    def greet(self, now: float) -> None:
         self._pinging_since = self._pinged_at = now
-        return [Send(Hello(self._job.run, list(SPOKEN), self._job.host))]
+        self._rim.send(Hello(self._job.run, list(SPOKEN), self._job.host))
 
-    def announce(self, policy: PublishedPolicy, now: float) -> Effects:
+    def announce(self, policy: PublishedPolicy, now: float) -> None:
         """Asks the worker to act with this version; it answers with what it lacks, or that it is loaded."""
         self._policy = policy
         if not self._working:
-            return []
+            return
         self._announced, self._announced_at, self._pushed_bytes, self._is_loaded = policy, now, 0, False
         tensors = policy.tensor_entries()
         self._conduct.announced(policy.iteration, {entry.digest for entry in tensors.values()})
-        return [Send(LoadPolicy(policy.iteration, tensors))]
+        self._rim.send(LoadPolicy(policy.iteration, tensors))
 
-    def lease(self, tickets: Sequence[Ticket]) -> Effects:
+    def lease(self, tickets: Sequence[Ticket]) -> None:
         """Asks the program to run these. Ignored until the job is accepted: those leases belonged to a predecessor."""
         if not self._working:
-            return []
-        effects: Effects = []
+            return
         sizes = {ticket.key: len(msgspec.json.encode(ticket)) for ticket in tickets}
         for ticket in [ticket for ticket in tickets if sizes[ticket.key] > MOST_HOST_BYTES // 2]:
             reason = f"task {ticket.task.id:.80} is too large to be sent: its ticket has {sizes[ticket.key]} bytes"
-            effects.append(Tell(Said(self._spec.name, EpisodeFailed(0, ticket.key, reason))))
+            self._rim.tell(Said(self._spec.name, EpisodeFailed(0, ticket.key, reason)))
         for part in _parts([ticket for ticket in tickets if sizes[ticket.key] <= MOST_HOST_BYTES // 2], sizes):
             lease = self._holdings.lease(part)
             self._conduct.leased(len(part), lease.order)
-            effects.append(Send(lease))
-        return effects
+            self._rim.send(lease)
 
-    def drop(self, keys: Sequence[Key], lost_to: str) -> Effects:
+    def drop(self, keys: Sequence[Key], lost_to: str) -> None:
         """Takes back those of these tickets that the program should hold."""
         held = [key for key in keys if self._holdings.holds(key)]
-        return self._drop(held, lost_to) if held else []
+        if held:
+            self._drop(held, lost_to)
 
-    def _drop(self, keys: Sequence[Key], lost_to: str) -> Effects:
+    def _drop(self, keys: Sequence[Key], lost_to: str) -> None:
         if not self._working:
-            return []
+            return
         drop = self._holdings.drop(keys, lost_to)
         self._conduct.leased(0, drop.order)
-        return [Send(drop)]
+        self._rim.send(drop)
 
-    def forget(self, episode_id: str) -> Effects:
+    def forget(self, episode_id: str) -> None:
         self._conduct.forgot(episode_id)
-        return [Send(Landed([episode_id]))]
+        self._rim.send(Landed([episode_id]))
 
-    def collected(self) -> Effects:
+    def collected(self) -> None:
         self._conduct.collected()
-        return [Send(Collected())]
+        self._rim.send(Collected())
 
-    def decided(self, reply: InferenceReply) -> Effects:
+    def decided(self, reply: InferenceReply) -> None:
         """The host's policy has answered a request."""
         self._conduct.answered(reply.number)
-        answer = reply.to_message()
         try:
-            encode(answer)
+            self._rim.send(reply.to_message())
         except ProtocolError as error:  # the policy's fault, and not the worker's
-            answer = InferenceFailure(reply.number, str(error)).to_message()
-        return [Send(answer)]
+            self._rim.send(InferenceFailure(reply.number, str(error)).to_message())
 
-    def ping(self, now: float) -> Effects:
+    def ping(self, now: float) -> None:
         if self._pinged_for(now) == 0:
             self._pinging_since = now
         self._pinged_at = now
-        return [Send(Ping())]
+        self._rim.send(Ping())
 
     def _pinged_for(self, now: float) -> float:
         """Returns for how long the program was pinged without a break, such as the suspension of this host."""
         has_paused = now - self._pinged_at > max(self._limits.silence_s / 2, 2 * PING_S)
         return 0.0 if has_paused else now - self._pinging_since
 
-    def stop(self) -> Effects:
-        return [Send(Stop())]
+    def stop(self) -> None:
+        self._rim.send(Stop())
 
-    def pushed(self, what: str, sent: int) -> Effects:
+    def pushed(self, what: Literal["job", "policy"], sent: int) -> None:
         """The blobs of a Push are on the worker: a finished push implies the start, or the load."""
-        if what == "job":
-            return [Send(Pushed("job"))]
-        self._pushed_bytes += sent
-        return [Send(Pushed("policy"))]
+        if what == "policy":
+            self._pushed_bytes += sent
+        self._rim.send(Pushed(what))
 
     def silent(self, link_answers: bool, error: WorkerError) -> WorkerError:
         """Returns why nothing came for ``patience_s``: is it the program that is silent, or the connection?"""
@@ -192,116 +200,126 @@ class Session:
             "let the shell's start-up files print nothing when it is not interactive",
         )
 
-    def receive(self, message: WorkerMessage, attached: bytes, now: float) -> Effects:
-        """Acts on one message of the program."""
+    def receive(self, message: WorkerMessage, attached: bytes, now: float) -> None:
+        """Acts on one message of the program. Raises WorkerError if the connection is to end."""
         self.has_heard = True
         waits_already = isinstance(message, Ask) and self._conduct.is_asked(message.number)
         try:
             self._conduct.check(message, len(attached), len(self._holdings), now)
-            return [] if waits_already else self._receive(message, attached, now)
+            if not waits_already:
+                self._receive(message, attached, now)
         except ProtocolError as error:
             reason = f"the worker program breaks the protocol with a {type(message).__name__}: {error}"
-            return [HangUp(MisconductError(self._spec.name, reason))]
+            raise MisconductError(self._spec.name, reason) from error
 
-    def _receive(self, message: WorkerMessage, attached: bytes, now: float) -> Effects:
+    def _receive(self, message: WorkerMessage, attached: bytes, now: float) -> None:
         match message:
             case Ready():
-                return self._greeted(message)
-            case Need(what, digests):
-                return self._needed(what, set(digests))
+                self._greeted(message)
+            case Need():
+                self._needed(message)
             case Working():
-                return self._started(message, now)
+                self._started(message, now)
             case Loaded(version):
-                return self._loaded(version, now)
+                self._loaded(version, now)
             case Ask():
-                return self._asked(InferenceRequest.from_message(message, attached))
+                self._asked(InferenceRequest.from_message(message, attached))
             case EpisodeReady(manifest):
                 if manifest.run != self._job.run:
                     raise ProtocolError(f"it is of run {manifest.run}, not of {self._job.run}")
                 if not self._holdings.may_end(manifest.key):
                     raise ProtocolError(f"its ticket {manifest.key.name} was not leased to it")
                 self._holdings.ended(manifest.key, manifest.attempt)
-            case EpisodeFailed(_, key, _) | Acting(_, key) if not self._holdings.holds(key):
-                return []  # it was dropped meanwhile, or is of a former host
-            case EpisodeFailed(_, key, _):
+                self._say(message)
+            case EpisodeFailed(_, key, _) if self._holdings.holds(key):
                 self._holdings.ended(key)
-            case SlotChanged() | SlotSeconds() if not self._working:
-                return []
+                self._say(message)
+            case Acting(_, key) if self._holdings.holds(key):
+                self._say(message)
+            case SlotChanged() | SlotSeconds() if self._working:
+                self._say(message)
+            case UnknownFile():
+                self._say(message)
             case Heartbeat():
-                return self._compared(message, now)
+                self._compare(message, now)
             case Broken(during, reason):
-                return [HangUp(self._broken(during, reason))]
-            case Acting() | SlotChanged() | SlotSeconds() | UnknownFile():
-                pass
-        return [Tell(Said(self._spec.name, message))]
+                raise self._broken(during, reason)
+            case Acting() | EpisodeFailed() | SlotChanged() | SlotSeconds():
+                pass  # a ticket that was dropped meanwhile, or what a former host asked for
 
-    def _asked(self, request: InferenceRequest) -> Effects:
+    def _say(self, message: Told) -> None:
+        self._rim.tell(Said(self._spec.name, message))
+
+    def _asked(self, request: InferenceRequest) -> None:
         """Has the host's policy decide. A question that could hold it up, or fail others' batch, gets no action."""
         try:
             self._job.guard.check_question(request.observation)
         except TrajectoryError as error:
             self._conduct.refused()
-            return self.decided(InferenceFailure(request.number, str(error)))
-        return [Decide(request)]
+            self.decided(InferenceFailure(request.number, str(error)))
+        else:
+            self._rim.decide(request)
 
-    def _greeted(self, ready: Ready) -> Effects:
+    def _greeted(self, ready: Ready) -> None:
         if self._greeted_it:
-            return []
+            return
         self._greeted_it = True
         if ready.protocol not in SPOKEN or ready.package != self._spec.package:
             reason = "a program of another version serves this run; it is replaced"
-            return [HangUp(ProgramSilent(self._spec.name, reason))]
-        told = [] if ready.machine is None else [Tell(Said(self._spec.name, ready))]
-        return [Send(self._job.message(self._spec)), *told]
+            raise ProgramSilent(self._spec.name, reason)
+        self._rim.send(self._job.message(self._spec))
+        if ready.machine is not None:
+            self._say(ready)
 
-    def _started(self, working: Working, now: float) -> Effects:
+    def _started(self, working: Working, now: float) -> None:
         if self._working or not self._greeted_it:  # the answer to a former host may still be on its way
-            return []
+            return
         self._conduct.works(working, now)
         self._working = True
         self._holdings.adopt(working.held)
-        effects: Effects = [Tell(Said(self._spec.name, working))]
+        self._say(working)
         if self._policy is not None:
-            effects += self.announce(self._policy, now)
-        return effects
+            self.announce(self._policy, now)
 
-    def _loaded(self, version: int, now: float) -> Effects:
+    def _loaded(self, version: int, now: float) -> None:
         self._has_loaded = True
         if self._announced is None or self._announced.iteration != version or self._is_loaded:
-            return []
+            return
         self._is_loaded = True
-        return [Tell(PolicyLoaded(self._spec.name, version, now - self._announced_at, self._pushed_bytes))]
+        self._rim.tell(PolicyLoaded(self._spec.name, version, now - self._announced_at, self._pushed_bytes))
 
-    def _needed(self, what: str, digests: set[str]) -> Effects:
+    def _needed(self, need: Need) -> None:
         """Sends what the worker lacks for its job or for the announced policy."""
-        if what == "job":
-            return [Push("job", [Blob.of(data) for name, data in self._job.blobs().items() if name in digests])]
-        return [] if self._announced is None else [Push("policy", self._announced.blobs(digests))]
+        digests = set(need.digests)
+        if need.what == "job":
+            self._rim.push(need, [Blob.of(data) for name, data in self._job.blobs().items() if name in digests])
+        elif self._announced is not None:
+            self._rim.push(need, self._announced.blobs(digests))
 
-    def _compared(self, beat: Heartbeat, now: float) -> Effects:
+    def _compare(self, beat: Heartbeat, now: float) -> None:
         """Holds what the program says of itself against what the host believes."""
         name, limits = self._spec.name, self._limits
         if beat.for_s > limits.stuck_s:  # heartbeats come from a thread of the program; its loop must get on as well
             reason = f"the worker program is stuck: {beat.doing} since {beat.for_s:.0f} s"
-            return [HangUp(ProgramSilent(name, reason))]
+            raise ProgramSilent(name, reason)
         if min(beat.unheard_s, self._pinged_for(now)) > limits.silence_s:
             reason = f"the worker program has not heard of this host for {beat.unheard_s:.0f} s: the link is half-open"
-            return [HangUp(ProgramDeaf(name, reason))]
-        effects: Effects = [Tell(Said(name, beat))]
-        if self._working:
-            lost, claimed = self._holdings.compare(beat.held, beat.order, now)
-            if (behind_s := min(self._holdings.behind_s(now), self._pinged_for(now))) > 2 * limits.stuck_s:
-                reason = f"the worker program has taken in no order for {behind_s:.0f} s"
-                return [HangUp(ProgramSilent(name, reason))]
-            if lost:
-                effects.append(Tell(LeasesLost(name, lost)))
-            if claimed and self._claims_refused:
-                reason = f"it claims tickets that it was told to drop, such as {tuple(claimed[0])}"
-                return [*effects, HangUp(MisconductError(name, reason, proven=True))]
-            if claimed:
-                self._claims_refused = True
-                effects += [Tell(ClaimsRefused(name, claimed)), *self._drop(claimed, "faults")]
-        return effects
+            raise ProgramDeaf(name, reason)
+        self._say(beat)
+        if not self._working:
+            return
+        lost, claimed = self._holdings.compare(beat.held, beat.order, now)
+        if (behind_s := min(self._holdings.behind_s(now), self._pinged_for(now))) > 2 * limits.stuck_s:
+            raise ProgramSilent(name, f"the worker program has taken in no order for {behind_s:.0f} s")
+        if lost:
+            self._rim.tell(LeasesLost(name, lost))
+        if claimed and self._claims_refused:
+            reason = f"it claims tickets that it was told to drop, such as {tuple(claimed[0])}"
+            raise MisconductError(name, reason, proven=True)
+        if claimed:
+            self._claims_refused = True
+            self._rim.tell(ClaimsRefused(name, claimed))
+            self._drop(claimed, "faults")
 
     def _broken(self, during: str, reason: str) -> WorkerError:
         name = self._spec.name
@@ -343,29 +361,3 @@ def _parts(tickets: Sequence[Ticket], sizes: Mapping[Key, int]) -> Iterator[Sequ
         part.append(ticket)
     if part:
         yield part
-
-
-class Commands(ABC):
-    """What the collector wants of a worker: commands to the session of its present connection, while there is one."""
-
-    @abstractmethod
-    def _ask(self, action: Callable[[Session], Effects]) -> None: ...
-
-    def lease(self, tickets: Sequence[Ticket]) -> None:
-        self._ask(lambda session: session.lease(tickets))
-
-    def drop(self, keys: Sequence[Key], lost_to: str) -> None:
-        """Takes tickets back that are no longer wanted; the worker books their seconds under ``lost_to``."""
-        self._ask(lambda session: session.drop(keys, lost_to))
-
-    def forget(self, episode_id: str) -> None:
-        """Lets the worker delete an episode that is safe here, or of no use."""
-        self._ask(lambda session: session.forget(episode_id))
-
-    def collected(self) -> None:
-        """Tells the worker that the iteration is over; SlotSeconds answers where the slots' time went."""
-        self._ask(Session.collected)
-
-    def ping(self, now: float) -> None:
-        """Tells the worker program that its host is there."""
-        self._ask(lambda session: session.ping(now))

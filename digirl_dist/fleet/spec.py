@@ -8,7 +8,7 @@ from typing import Protocol
 
 from digirl_dist.capacity import TYPICAL, Needs
 from digirl_dist.emulator.episode_guard import EpisodeGuard
-from digirl_dist.fleet.shares import Shares
+from digirl_dist.fleet.ledger import Shares
 from digirl_dist.protocol.messages import SlotLimits, StartJob
 from digirl_dist.ssh.connection import Address, Connection
 from digirl_dist.storage.digest import digest

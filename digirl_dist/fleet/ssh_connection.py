@@ -3,24 +3,20 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator, Mapping, Sequence
-from pathlib import Path
 
-from digirl_dist.errors import DigirlDistError, LinkLostError, WorkerError
+from digirl_dist.errors import LinkLostError, WorkerError
 from digirl_dist.fleet.connection import ConnectProgress, Files
-from digirl_dist.fleet.outgoing import Blob
-from digirl_dist.fleet.push import Push
-from digirl_dist.fleet.relay import Relay, Relays, Tell
+from digirl_dist.fleet.push import CourierFiles
+from digirl_dist.fleet.relay import Relay, Relays
 from digirl_dist.fleet.spec import Job, WorkerSpec
-from digirl_dist.protocol.job_folder import episode_name
-from digirl_dist.protocol.messages import MOST_BYTES, EpisodeManifest
+from digirl_dist.protocol.messages import MOST_BYTES
 from digirl_dist.settings import LimitSettings, SshSettings
-from digirl_dist.slurm.address import SlurmAddress
+from digirl_dist.slurm.jobs import SlurmAddress
 from digirl_dist.slurm.nodes import Nodes
 from digirl_dist.ssh.channel import Channel
 from digirl_dist.ssh.connect import connect
 from digirl_dist.ssh.connection import Address, Connection
-from digirl_dist.ssh.courier import CourierClient, Get
+from digirl_dist.ssh.courier import CourierClient
 from digirl_dist.strands.course import Waits
 
 _LOGINS_AT_ONCE = 32
@@ -75,7 +71,7 @@ class SshWorkerConnection:
     def __init__(
         self, connection: Connection, control: Channel, courier: CourierClient, relay: Relay | None = None
     ) -> None:
-        self.files: Files = CourierFiles(courier, relay)
+        self.files: Files = CourierFiles(courier, relay=relay)
         self._relay = relay
         self._connection = connection
         self._control = control
@@ -87,7 +83,7 @@ class SshWorkerConnection:
         return self._control.await_line(timeout_s, MOST_BYTES)
 
     def read(self, size: int) -> bytes:
-        return self._control.pull_exactly(size)
+        return self._control.read_exactly(size)
 
     def answers(self) -> bool:
         return self._connection.answers()
@@ -106,18 +102,3 @@ class SshWorkerConnection:
         if self._relay is not None:
             self._relay.leave()
         self._connection.close()
-
-
-class CourierFiles:
-    """``Files`` by a courier."""
-
-    def __init__(self, courier: CourierClient, relay: Relay | None = None) -> None:
-        self._courier = courier
-        self._push = Push(courier, relay=relay)
-
-    def push(self, blobs: Sequence[Blob], tell: Tell) -> int:
-        return self._push(blobs, tell)
-
-    def fetch(self, episodes: Mapping[Path, EpisodeManifest]) -> Iterator[tuple[Path, DigirlDistError | None]]:
-        items = [Get(episode_name(one.episode_id), path, one.digest, one.size) for path, one in episodes.items()]
-        return ((item.local, problem) for item, problem in self._courier.get_many(items))

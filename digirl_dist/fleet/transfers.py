@@ -14,11 +14,10 @@ from pathlib import Path
 from digirl_dist.emulator.episode_guard import EpisodeGuard
 from digirl_dist.errors import LinkLostError, RunFolderError, TrajectoryError, WorkerError, failure_here
 from digirl_dist.fleet.connection import Files
-from digirl_dist.fleet.ledger import Ledger
+from digirl_dist.fleet.ledger import Ledger, Shares
 from digirl_dist.fleet.outgoing import Blob
-from digirl_dist.fleet.shares import Shares
 from digirl_dist.fleet.worker_events import DiskFull, Pulled, PullRefused, WorkerEvent
-from digirl_dist.protocol.messages import EpisodeManifest
+from digirl_dist.protocol.messages import EpisodeManifest, Need
 from digirl_dist.storage import atomic_files, episode_file
 from digirl_dist.storage.disk_full import require_space
 from digirl_dist.storage.file_system import FULL
@@ -67,9 +66,9 @@ class Transfers:
         self._unchecked = threading.Semaphore(_UNCHECKED)
         self._strand = Strand(f"transfers-{worker}", self._fail)
 
-    def push(self, blobs: Sequence[Blob], then: Callable[[int], None]) -> None:
+    def push(self, need: Need, blobs: Sequence[Blob], then: Callable[[int], None]) -> None:
         """Brings the blobs to the worker, then calls ``then`` with the number of bytes that were sent."""
-        self._strand.do(lambda: then(self._files.push(blobs, self._post)))
+        self._strand.do(lambda: then(self._files.push(need, blobs, self._post)))
 
     def pull(self, manifest: EpisodeManifest, ticket: Ticket, path: Path) -> None:
         """Brings the episode to ``path`` and checks it; Pulled or PullRefused tells how it went.

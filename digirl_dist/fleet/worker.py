@@ -10,18 +10,17 @@ import math
 import random
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
 
 from digirl_dist.errors import JobError, LinkLostError, ProtocolError, WorkerError, failure_here
 from digirl_dist.fleet.connection import Connector, WorkerConnection
-from digirl_dist.fleet.effects import Decide, HangUp, Push, Send, Tell
 from digirl_dist.fleet.ledger import Ledger
-from digirl_dist.fleet.outbox import Outbox
-from digirl_dist.fleet.outgoing import PublishedPolicy
+from digirl_dist.fleet.outgoing import Blob, PublishedPolicy
 from digirl_dist.fleet.reconnecting import Reconnecting
-from digirl_dist.fleet.session import Commands, Effects, Session
+from digirl_dist.fleet.session import Session
 from digirl_dist.fleet.spec import Job, Spec
 from digirl_dist.fleet.transfers import Transfers
 from digirl_dist.fleet.worker_events import Connecting, Lost, Pulled, Throttled, WorkerEvent
@@ -30,13 +29,16 @@ from digirl_dist.protocol.messages import (
     MOST_BYTES,
     Ask,
     EpisodeManifest,
+    HostMessage,
     Lease,
+    Need,
     decode_worker_message,
     encode,
 )
 from digirl_dist.settings import LimitSettings
 from digirl_dist.strands.course import Course, Waits, pause
-from digirl_dist.tasks import Ticket
+from digirl_dist.strands.strand import Strand
+from digirl_dist.tasks import Key, Ticket
 
 _NEVER_THERE_S = 0.2
 _UNREAD_S = 0.5
@@ -67,34 +69,37 @@ class InferenceService(Protocol):
 
 
 class _Attached:
-    """One connection that stands: carries out what its session asks for, in order, from whichever thread."""
+    """One connection that stands: the ``Rim`` of its session, which acts in whichever thread has its lock."""
 
-    def __init__(self, worker: RemoteWorker, connection: WorkerConnection, session: Session) -> None:
+    def __init__(self, worker: RemoteWorker, connection: WorkerConnection, policy: PublishedPolicy | None) -> None:
         self._worker = worker
         self._connection = connection
-        self._session = session
+        self._session = Session(self, worker.spec, worker.job, worker.limits, policy)
         self._lock = threading.RLock()
         self._error: WorkerError | None = None
         self._is_closed = False
         self._heard_bytes = 0
         """Of the message on which the session acts."""
         name = worker.spec.name
-        self._outbox = Outbox(connection, name, self.fail)
+        self._outbox = Strand(f"outbox-{name}", self._untold)
+        """Sends lines in order, so that nobody waits for a link that is stuck."""
         job, room = worker.job, (worker.ledger, worker.limits.full_disk_s)
         self.transfers = Transfers(connection.files, name, worker.post, self.fail, job.guard, job.shares, *room)
 
-    def ask(self, action: Callable[[Session], Effects]) -> None:
-        """Has the session act and carries out the effects; none of them waits."""
+    def ask(self, action: Callable[[Session], None]) -> None:
+        """Has the session act, which never waits."""
         with self._lock:
-            for effect in action(self._session):
-                self._carry_out(effect)
+            action(self._session)
 
-    def command(self, action: Callable[[Session], Effects]) -> None:
+    def command(self, action: Callable[[Session], None]) -> None:
         """As ``ask``, for threads that serve other workers too: a failure ends this connection alone."""
         try:
             self.ask(action)
         except Exception as error:
-            self.fail(failure_here(self._worker.spec.name, "tell it what to do", error))
+            self._untold(error)
+
+    def _untold(self, error: Exception) -> None:
+        self.fail(failure_here(self._worker.spec.name, "tell it what to do", error))
 
     def serve(self) -> Waits[None]:
         """Acts on what the program says until it ends. Raises WorkerError when that is too early."""
@@ -159,22 +164,18 @@ class _Attached:
             raise self._error or self._connection.why_ended()  # perhaps in the middle of a line
         return line
 
-    def _carry_out(self, effect: Send | Push | Decide | Tell | HangUp) -> None:
-        match effect:
-            case Send(message):
-                if isinstance(message, Lease):
-                    self._worker.ledger.earn(len(message.tickets))
-                self._outbox.send(encode(message))
-            case Push(what, blobs):
-                self.transfers.push(blobs, lambda sent: self.ask(lambda session: session.pushed(what, sent)))
-            case Decide(request):
-                self._decide(request)
-            case Tell(event):
-                self._worker.post(event, self._heard_bytes)
-            case HangUp(error):  # only what the program says leads here, so it ends what serves it
-                raise error
+    def send(self, message: HostMessage) -> None:
+        if isinstance(message, Lease):
+            self._worker.ledger.earn(len(message.tickets))
+        self._outbox.do(partial(self._connection.write, encode(message)))
 
-    def _decide(self, request: InferenceRequest) -> None:
+    def push(self, need: Need, blobs: Sequence[Blob]) -> None:
+        self.transfers.push(need, blobs, lambda sent: self.ask(lambda session: session.pushed(need.what, sent)))
+
+    def tell(self, event: WorkerEvent) -> None:
+        self._worker.post(event, self._heard_bytes)
+
+    def decide(self, request: InferenceRequest) -> None:
         """Ignored without an inference service: the request is of a former job, which ends as ours arrives."""
 
         def decided(reply: InferenceReply) -> None:
@@ -185,7 +186,7 @@ class _Attached:
             self._worker.inference.ask(request, decided)
 
 
-class RemoteWorker(Commands):
+class RemoteWorker:
     """Keeps one worker attached and tells ``post`` what happens there.
 
     ``publish``, ``lease``, ``pull`` and ``forget`` may be called from any thread at any time and never wait; while the
@@ -247,6 +248,25 @@ class RemoteWorker(Commands):
         self._policy = policy
         self._ask(self._announce_newest)
 
+    def lease(self, tickets: Sequence[Ticket]) -> None:
+        self._ask(lambda session: session.lease(tickets))
+
+    def drop(self, keys: Sequence[Key], lost_to: str) -> None:
+        """Takes tickets back that are no longer wanted; the worker books their seconds under ``lost_to``."""
+        self._ask(lambda session: session.drop(keys, lost_to))
+
+    def forget(self, episode_id: str) -> None:
+        """Lets the worker delete an episode that is safe here, or of no use."""
+        self._ask(lambda session: session.forget(episode_id))
+
+    def collected(self) -> None:
+        """Tells the worker that the iteration is over; SlotSeconds answers where the slots' time went."""
+        self._ask(Session.collected)
+
+    def ping(self, now: float) -> None:
+        """Tells the worker program that its host is there."""
+        self._ask(lambda session: session.ping(now))
+
     def pull(self, manifest: EpisodeManifest, ticket: Ticket, path: Path) -> None:
         """Brings the episode to ``path``; Pulled or PullRefused tells how it went."""
         if (attached := self._attached) is not None:
@@ -272,10 +292,11 @@ class RemoteWorker(Commands):
             self._did_not_end = True
             attached.hang_up()
 
-    def _announce_newest(self, session: Session) -> Effects:
-        return [] if self._policy is None else session.announce(self._policy, session_clock())
+    def _announce_newest(self, session: Session) -> None:
+        if self._policy is not None:
+            session.announce(self._policy, session_clock())
 
-    def _ask(self, action: Callable[[Session], Effects]) -> None:
+    def _ask(self, action: Callable[[Session], None]) -> None:
         if (attached := self._attached) is not None:
             attached.command(action)
 
@@ -311,7 +332,7 @@ class RemoteWorker(Commands):
         try:
             connection = self._connector.connect(self.spec, self.job, coming_back.replace, self._progress)
             coming_back.attached()
-            attached = _Attached(self, connection, Session(self.spec, self.job, self.limits, self._policy))
+            attached = _Attached(self, connection, self._policy)
             self._attached, self._has_been_there = attached, True
             self._ask(self._announce_newest)  # one may have been published while the connection was made
             if self._stopping.is_set():  # what was started must not wait for a host until it is orphaned

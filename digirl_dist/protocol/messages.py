@@ -242,10 +242,14 @@ class Ready(_Message, frozen=True):
 
 
 class Need(_Message, frozen=True):
-    """Names the blobs that the worker lacks for the job or the announced policy."""
+    """Names the blobs that the worker lacks for the job or the announced policy, and what it has towards them."""
 
     what: Literal["job", "policy"]
     digests: Annotated[list[Digest], Meta(max_length=MOST_DIGESTS)]
+    rests: Annotated[dict[Digest, Natural], Meta(max_length=MOST_DIGESTS)] = {}
+    """Bytes that an interrupted transfer left of some of them."""
+    bases: Annotated[list[Digest], Meta(max_length=MOST_DIGESTS)] = []
+    """Tensors of the policy before that are there: a delta against them will do."""
 
 
 class Working(_Message, frozen=True):

@@ -1,7 +1,7 @@
 """What is said when the workers of a site pass tensors on. Each message is one line of JSON.
 
 The host sends an ``Offer`` to the worker that has the tensors, and a ``Fetch`` to the one that lacks them. That one
-logs in to the first with that worker's key, sends a ``Wanted``, and gets a ``Tensor`` line before the bytes of each.
+logs in to the first with that worker's key, and gets each tensor from a courier there, as soon as that has it.
 """
 
 from __future__ import annotations
@@ -24,6 +24,13 @@ HostKeyKind = Literal["ed25519", "ecdsa", "rsa"]
 Fingerprint = Annotated[str, Meta(pattern=r"^SHA256:[A-Za-z0-9+/]{43}\Z")]
 
 
+class Answer(msgspec.Struct, frozen=True):
+    """What a courier says before a file, or of one: its size in bytes, or the reason of a refusal."""
+
+    error: Reason | None = None
+    size: Natural = 0
+
+
 class Offer(msgspec.Struct, frozen=True):
     """Asks a worker to let the owner of this key fetch tensors by digest until stdin ends."""
 
@@ -41,8 +48,7 @@ class Tensor(msgspec.Struct, frozen=True):
 
     digest: Digest
     size: Natural
-    sha256: Sha256 | None = None
-    """From the host; a worker that passes the tensor on has none."""
+    sha256: Sha256
 
 
 class Fetch(msgspec.Struct, frozen=True):
@@ -56,12 +62,6 @@ class Fetch(msgspec.Struct, frozen=True):
     kind: HostKeyKind
     private_key: Annotated[str, Meta(max_length=4096)]
     tensors: list[Tensor]
-
-
-class Wanted(msgspec.Struct, frozen=True):
-    """Requests tensors, in any order, each as soon as it is available."""
-
-    digests: list[Digest]
 
 
 class Fetched(msgspec.Struct, frozen=True):

@@ -22,9 +22,9 @@ from digirl_dist.protocol.job_folder import JobFolder
 from digirl_dist.protocol.messages import Heartbeat, WorkerMessage, encode
 from digirl_dist.storage import file_system
 from digirl_dist.storage.checkpoint import TensorInfo, tensor_from
-from digirl_dist.worker_program.blobs import delete_altered
-from digirl_dist.worker_program.link import Inbox, beat
+from digirl_dist.worker_program.link import Link, beat
 from digirl_dist.worker_program.program import Program
+from digirl_dist.worker_program.spool import delete_altered
 
 if TYPE_CHECKING:
     import torch
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 _PREDECESSOR_S = 10.0
 
 
-class ActorLink(Inbox):
+class ActorLink(Link):
     """What the program says waits here until the host asks for it."""
 
     def __init__(self) -> None:

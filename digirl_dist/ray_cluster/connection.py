@@ -28,7 +28,7 @@ from digirl_dist.fleet.connection import ConnectProgress, Files
 from digirl_dist.fleet.outgoing import Blob
 from digirl_dist.fleet.spec import Job
 from digirl_dist.fleet.worker_events import WorkerEvent
-from digirl_dist.protocol.messages import EpisodeManifest
+from digirl_dist.protocol.messages import EpisodeManifest, Need
 from digirl_dist.ray_cluster.actor import WorkerActor
 from digirl_dist.ray_cluster.connect import Cluster
 from digirl_dist.settings import LimitSettings, RayActorSettings
@@ -203,7 +203,7 @@ class ObjectFiles:
         self._shelf = shelf
         self._limit_s = limit_s
 
-    def push(self, blobs: Sequence[Blob], tell: Callable[[WorkerEvent], None]) -> int:
+    def push(self, need: Need, blobs: Sequence[Blob], tell: Callable[[WorkerEvent], None]) -> int:
         taken = {blob.digest: self._shelf.take(blob, self._node) for blob in blobs}
         references = {name: reference for name, (reference, _) in taken.items()}
         _result(self._worker, self._actor.push.remote(references, self._limit_s), self._limit_s)

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import digirl_dist
 from digirl_dist.emulator.plugins import EmulatorPlugin
-from digirl_dist.errors import InstallError, LinkLostError, WorkerError
+from digirl_dist.errors import InstallError, SilentError, WorkerError
 from digirl_dist.fleet.install import Package, ensure_installed, installed_python, what_is_missing
 from digirl_dist.fleet.roster import WorkerConfig
 from digirl_dist.settings import EmulatorSettings, InstallSettings, SshSettings
@@ -136,10 +136,8 @@ def _failure(channel: Channel, progress: SetupProgress) -> InstallError:
 def _line(channel: Channel, limit_s: float) -> str:
     """Returns the next line, or "" at the end of the output."""
     try:
-        return channel.readline(timeout_s=limit_s).decode(errors="replace").rstrip("\n")
-    except LinkLostError as error:
-        if "was silent" not in error.reason:
-            raise
+        return channel.readline(limit_s).decode(errors="replace").rstrip("\n")
+    except SilentError as error:
         reason = f"a step of the setup did not end within {limit_s:g} s"
         raise InstallError(channel.worker, reason, "raise install.limit_s, or look what hangs there") from error
 

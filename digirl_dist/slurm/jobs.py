@@ -5,6 +5,8 @@ from __future__ import annotations
 import math
 import os
 import re
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -15,10 +17,67 @@ from pathlib import Path
 from digirl_dist.child_process import tail
 from digirl_dist.errors import ClusterError
 from digirl_dist.settings.workers import SlurmSettings
-from digirl_dist.slurm.address import SlurmAddress
-from digirl_dist.slurm.commands import EXPORT, ask
-from digirl_dist.ssh.connection import quote
+from digirl_dist.ssh import processes
+from digirl_dist.ssh.connection import Address, quote
 from digirl_dist.types import Clock
+
+
+@dataclass(frozen=True)
+class SlurmAddress(Address):
+    """A worker on a node of this process's own allocation, or of a job that is submitted for it."""
+
+    node: int | None = None
+    """The node's place in this allocation, from 0; None: a job's."""
+    folder: str = ""
+    """A folder on the node for the job's sign of life; may start with ``~/``."""
+    cpus: int | None = None
+    """Cores of the job; None: all of its node."""
+
+
+_LIMIT_S = 60.0
+_KEPT = ("SLURM_CONF", "SLURM_JWT", "SLURM_CLUSTERS")
+EXPORT = "--export=HOME,USER,LOGNAME,PATH,LANG"
+"""What the environment of a job has besides Slurm's own variables: no key of the host's environment travels."""
+
+
+def environment() -> dict[str, str]:
+    """Returns this process's environment for Slurm's commands.
+
+    Without what an allocation around this process would set as their options, and without its virtual environment.
+    """
+    kept = {
+        name: value
+        for name, value in os.environ.items()
+        if name in _KEPT or not name.startswith(("SLURM_", "SBATCH_", "SALLOC_", "SCANCEL_", "SQUEUE_"))
+    }
+    own = str(Path(sys.prefix) / "bin")
+    folders = kept.get("PATH", os.defpath).split(os.pathsep)
+    return {**kept, "PATH": os.pathsep.join(each for each in folders if sys.prefix == sys.base_prefix or each != own)}
+
+
+def ask(command: list[str], input: str = "", environ: dict[str, str] | None = None) -> tuple[str, str]:
+    """Returns stdout and stderr of one of Slurm's commands. Raises ClusterError with its words."""
+    name = command[0]
+    try:
+        status, said, complaint = processes.run_to_end(command, _LIMIT_S, input.encode(), environ or environment())
+    except FileNotFoundError as error:
+        raise ClusterError(f"this machine has no `{name}`: start the run where Slurm's commands are") from error
+    except subprocess.TimeoutExpired as error:
+        raise ClusterError(
+            f"`{name}` did not answer within {_LIMIT_S:g} s: is slurmctld up (`scontrol ping`)?"
+        ) from error
+    except OSError as error:
+        raise ClusterError(f"`{name}` does not start: {error.strerror}") from error
+    if status != 0:
+        raise ClusterError(f"`{name}` failed: {words(complaint) or f'status {status}'}")
+    return said, complaint
+
+
+def words(stderr: str) -> str:
+    """Returns what a command says, without its own name before each line."""
+    lines = [line.partition(": ")[2] if line.startswith(("s", "allocation")) else line for line in stderr.splitlines()]
+    return "; ".join(line.removeprefix("error: ").strip() for line in lines if line.strip())
+
 
 _LOOK_S = 3.0
 _CHECK_S = 2

@@ -1,17 +1,167 @@
-"""The way to a worker on a node of a Slurm cluster: waits until there is one, then opens a session on it."""
+"""Workers on nodes of a Slurm cluster: waits for a node, and opens a connection that ``srun`` carries.
+
+Each command is a step of a job, and its streams are the step's. Wherever jobs can be submitted this works: nodes need
+no sshd and no keys, what runs there belongs to the job, and ends with it. Slurm proves who speaks; nothing is
+encrypted.
+"""
 
 from __future__ import annotations
 
 import os
+import re
+import subprocess
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from contextlib import suppress
 
-from digirl_dist.errors import ClusterError, UnreachableError
+from digirl_dist.child_process import reap
+from digirl_dist.errors import ClusterError, LinkLostError, UnreachableError, WorkerError, failure_here
 from digirl_dist.settings import SshSettings
-from digirl_dist.slurm.address import SlurmAddress
-from digirl_dist.slurm.jobs import Jobs, JobState, sign_of_life, why_ended
-from digirl_dist.slurm.session import SrunConnection
+from digirl_dist.slurm.jobs import EXPORT, Jobs, JobState, SlurmAddress, environment, sign_of_life, why_ended, words
+from digirl_dist.ssh import processes
+from digirl_dist.ssh.connection import Address, Connection, quote, user_name
+from digirl_dist.ssh.mux import open_pipes
+from digirl_dist.ssh.openssh_channel import OpenSshChannel, PipedSessions
+from digirl_dist.strands.course import Course, Waits, pause
+
+_JOB_END_S = 3.0
+"""The steps of a job that is ended end so long after one another, at most."""
+_END_S = 5.0
+_ANSWER_S = 3.0
+_MOST_STATUS = 128
+
+
+class SrunSession:
+    """A step of a job: the pipes to its one command, and how it ended."""
+
+    def __init__(self, command: Sequence[str]) -> None:
+        theirs, self.pipes = open_pipes()
+        try:
+            self._process = processes.start_tied(command, *theirs, env=environment())
+        except BaseException:
+            self.pipes.close()
+            raise
+        finally:
+            for end in theirs:
+                os.close(end)
+
+    def exit_status(self, wait_s: float = 0.0) -> int | None:
+        """Returns the command's status; None while it runs, or if a signal, or its job's end, ended it."""
+        with suppress(subprocess.TimeoutExpired):
+            self._process.wait(wait_s)
+        code = self._process.poll()
+        return code if code is not None and 0 <= code <= _MOST_STATUS else None
+
+    @property
+    def is_over(self) -> bool:
+        return self._process.poll() is not None
+
+    def close(self) -> None:
+        """Ends the step, without waiting for it."""
+        self.pipes.close()
+        if not self.is_over:
+            self._process.terminate()
+            threading.Thread(target=reap, args=[self._process, _END_S], name="srun-end", daemon=True).start()
+
+
+class SrunChannel(OpenSshChannel):
+    """A ``Channel`` over a step. When its job ends, ``srun`` may report that as the command's own failure."""
+
+    def _lost(self) -> LinkLostError | None:
+        why = self._link_ended(0.0)
+        if not why and self._session.exit_status(_JOB_END_S) != 0:
+            why = self._link_ended(_JOB_END_S if self._session.is_over else 0.0)
+        return self._link_lost(why) if why else None
+
+
+class SrunConnection(Connection):
+    """A ``Connection`` to a node of a job, watched by a step that answers each ping, and so keeps the job alive."""
+
+    def __init__(self, address: Address, place: Sequence[str], life: str, settings: SshSettings) -> None:
+        """``place`` are the options of ``srun`` that name job and node; ``life`` is a folder, expanded by a shell.
+
+        Raises UnreachableError if no step can be started there.
+        """
+        self.address = address
+        self.port, self.user, self.fingerprint = 0, user_name(), ""
+        self._settings = settings
+        self._srun = ["srun", "--quiet", *place, "--overlap", "--nodes=1", "--ntasks=1", "--unbuffered"]
+        self._srun += ["--mpi=none", "--cpu-bind=none", "--chdir=/", EXPORT]
+        self._sessions = PipedSessions()
+        self._ended = threading.Event()
+        self._why = "the step that answers pings has ended"
+        self._heard_at = time.monotonic()
+        self._life = self._open(
+            f'echo "$SLURMD_NODENAME"; while read -r _; do touch {life}/heard 2>/dev/null; echo; done'
+            if life
+            else 'echo "$SLURMD_NODENAME"; while read -r _; do echo; done',
+            OpenSshChannel,
+        )
+        self.host = self._first_word()
+        try:
+            Course(f"srun-ping-{address.name}", self._ping()).start()
+        except BaseException:
+            self.close()
+            raise
+
+    @property
+    def alive(self) -> bool:
+        return not self._ended.is_set()
+
+    def answers(self) -> bool:
+        return self.alive and time.monotonic() - self._heard_at < self._settings.ping_s + _ANSWER_S
+
+    def open(self, command: str | Sequence[str]) -> OpenSshChannel:
+        line = quote(command)
+        if self._ended.is_set():
+            raise LinkLostError(self.worker, self._why)
+        return self._open(line, SrunChannel)
+
+    def _open(self, line: str, kind: type[OpenSshChannel]) -> OpenSshChannel:
+        session = SrunSession([*self._srun, "sh", "-c", line])
+        try:
+            self._sessions.add(session)
+        except OSError as error:
+            raise LinkLostError(self.worker, f"the connection ended while starting `{line}` ({error})") from error
+        pace = self._settings.stall_s, 1024 * self._settings.slowest_kb_s
+        return kind(session, self.worker, line, *pace, self._end_within)
+
+    def close(self) -> None:
+        self._ended.set()
+        self._sessions.close()
+
+    def _end_within(self, wait_s: float) -> str | None:
+        return self._why if self._ended.wait(wait_s) else None
+
+    def _first_word(self) -> str:
+        limit_s = self._settings.connect_s + self._settings.login_s
+        try:
+            line = self._life.readline(limit_s)
+        except WorkerError as error:
+            self.close()
+            raise UnreachableError(self.worker, f"srun got no answer of the node within {limit_s:g} s") from error
+        if not line:
+            self.close()
+            said = words(self._life.stderr_tail()) or "it says nothing"
+            raise UnreachableError(self.worker, f"srun could not start a step: {said}")
+        return line.decode(errors="replace").strip()
+
+    def _ping(self) -> Waits[None]:
+        """Ends the connection where the step ends, or is silent for too long."""
+        try:
+            while not self._ended.is_set():
+                self._life.write(b"\n")
+                if not (yield from self._life.await_line(self._settings.silence_s)):
+                    break
+                self._heard_at = time.monotonic()
+                yield pause(self._settings.ping_s)
+        except Exception as error:  # nobody else watches it
+            self._why = failure_here(self.worker, "watch its node", error).reason
+        if said := re.findall(r"\*\*\* (.*?) \*\*\*", self._life.stderr_tail()):
+            self._why = f"Slurm: {said[-1]}"
+        self.close()
+
 
 _LOOK_S = 1.0
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import BinaryIO
 
-from digirl_dist.errors import LinkLostError, TooSlowError, WorkerError
+from digirl_dist.errors import LinkLostError, SilentError, TooSlowError, WorkerError
 from digirl_dist.strands.course import Patience, Waits
 from digirl_dist.strands.lookout import HELD_S, Call
 
@@ -36,8 +36,8 @@ def in_short(command: str) -> str:
 class Deadline:
     """The end of a wait, in monotonic seconds. It moves on by the time for which this process was held up itself."""
 
-    def __init__(self, timeout_s: float | None) -> None:
-        self.timeout_s = math.inf if timeout_s is None else timeout_s
+    def __init__(self, timeout_s: float) -> None:
+        self.timeout_s = timeout_s
         self.at = time.monotonic() + self.timeout_s
         self.was_tried = False
         """Whether there was a look at what had come already; a wait of no time takes that."""
@@ -66,6 +66,10 @@ class Allowance:
     def took(self, size: int, deadline: Deadline) -> None:
         """Notes that ``size`` bytes have moved since ``deadline``, the end of what was left, was set."""
         self.left_s = min(self.slack_s, deadline.left_s + size / self.rate)
+
+
+Within = float | Deadline | Allowance
+"""How long something may take: seconds, until a deadline that several waits share, or by its bytes."""
 
 
 @dataclass(frozen=True)
@@ -125,74 +129,44 @@ class Channel(ABC):
     def close_input(self) -> None:
         """Closes the command's stdin."""
 
-    def receive_until(self, deadline: Deadline) -> bytes | None:
-        """Returns the next output, ``b""`` at its end, or None at the deadline, even if output keeps coming."""
-        while deadline.left_s > 0 or not deadline.was_tried:
-            deadline.was_tried = True
-            asked_at = time.monotonic()
-            data = self._take_in(max(0.0, min(_SLICE_S, deadline.left_s)))
-            deadline.waited(asked_at)
-            self._drain_stderr()
-            if data == b"" and (lost := self._lost()):
-                raise lost
-            if data is not None:
-                return data
-        return None
-
-    def read(self, size: int = READ_BYTES, timeout_s: float | None = None) -> bytes:
+    def read(self, size: int = READ_BYTES, within: Within = math.inf) -> bytes:
         """Returns at least one and at most ``size`` bytes of output; ``b""`` at its end.
 
-        Raises LinkLostError if the link is gone, or no output arrives for ``timeout_s`` (None: waits as long as the
-        link lives).
+        Raises LinkLostError if the link is gone, SilentError if nothing has come within so many seconds, or
+        TooSlowError if the output comes more slowly than the allowance.
         """
-        if not self._unread:
-            data = self.receive_until(Deadline(timeout_s))
-            if data is None:
-                raise self._silent(timeout_s or 0.0)
-            self._unread += data
-        return self._take(size)
+        deadline = self._begun(within)
+        data = self._take(size) or self._receive(deadline)
+        if data is None:
+            raise self._over(within, deadline)
+        self._unread += data[size:]
+        if isinstance(within, Allowance):
+            within.took(len(data[:size]), deadline)
+        return data[:size]
 
-    def read_exactly(self, size: int, timeout_s: float) -> bytes:
-        """Returns ``size`` bytes of output, fewer only at its end.
+    def read_exactly(self, size: int, within: float | None = None) -> bytes:
+        """Returns ``size`` bytes of output, fewer only at its end; raises as ``read``.
 
-        Raises LinkLostError if the link is gone, or not all of them have come within ``timeout_s``.
+        They must all come within so many seconds, or else within the channel's own allowance.
         """
-        deadline = Deadline(timeout_s)
-        while len(self._unread) < size and (more := self.receive_until(deadline)) != b"":
-            if more is None:
-                raise self._silent(timeout_s)
-            self._unread += more
-        return self._take(size)
-
-    def pull_exactly(self, size: int) -> bytes:
-        """Returns ``size`` bytes of output, fewer only at its end, within the channel's own allowance, as ``pull``."""
-        allowance, data = Allowance(self._stall_s, self._slowest), bytearray()
-        while len(data) < size and (more := self.pull(size - len(data), allowance)):
+        limit = Allowance(self._stall_s, self._slowest) if within is None else Deadline(within)
+        data = bytearray()
+        while len(data) < size and (more := self.read(size - len(data), limit)):
             data += more
         return bytes(data)
 
-    def pull(self, size: int, allowance: Allowance) -> bytes:
-        """Returns at least one and at most ``size`` bytes of output; ``b""`` at its end.
-
-        Raises LinkLostError if the link is gone or the output comes more slowly than the allowance.
-        """
-        deadline = self._left(allowance)
-        data = self._take(size) or self.receive_until(deadline)
-        if data is None:
-            raise self._too_slow(allowance)
-        self._unread += data[size:]
-        allowance.took(len(data[:size]), deadline)
-        return data[:size]
-
-    def readline(self, timeout_s: float | None = None, longest: int = _LONGEST_LINE) -> bytes:
+    def readline(self, within: Within = math.inf, longest: int = _LONGEST_LINE, moved: int = 0) -> bytes:
         """Returns one line with its newline; at the end of the output an unfinished line, or ``b""``.
 
-        Of a line longer than ``longest`` bytes, it returns so many and one more. Raises LinkLostError if the link is
-        gone, or the whole line has not come within ``timeout_s``.
+        Raises as ``read``. Of a line longer than ``longest`` bytes, it returns so many and one more. To an allowance,
+        the line confirms that ``moved`` bytes have arrived.
         """
-        line = self._line(Deadline(timeout_s), longest)
+        deadline = self._begun(within)
+        line = self._line(deadline, longest)
         if line is None:
-            raise self._silent(timeout_s or 0.0)
+            raise self._over(within, deadline)
+        if isinstance(within, Allowance):
+            within.took(moved + len(line), deadline)
         return line
 
     def await_line(self, timeout_s: float, longest: int = _LONGEST_LINE) -> Waits[bytes]:
@@ -200,17 +174,8 @@ class Channel(ABC):
         patience = Patience(timeout_s)
         while (line := self._line(Deadline(0.0), longest)) is None:
             if patience.is_over:
-                raise self._silent(timeout_s)
+                raise SilentError(self.worker, f"`{self.command}` was silent for {timeout_s:g} s")
             yield partial(patience.wait, self._when_readable)
-        return line
-
-    def pull_line(self, longest: int, allowance: Allowance, moved: int = 0) -> bytes:
-        """Returns a line as ``readline`` does, within the allowance; it confirms that ``moved`` bytes have arrived."""
-        deadline = self._left(allowance)
-        line = self._line(deadline, longest)
-        if line is None:
-            raise self._too_slow(allowance)
-        allowance.took(moved + len(line), deadline)
         return line
 
     def stderr_tail(self, lines: int = 20) -> str:
@@ -276,6 +241,20 @@ class Channel(ABC):
     def _lost(self) -> LinkLostError | None:
         """Returns the error if the link ended the channel. Valid once output has ended or sending has failed."""
 
+    def _receive(self, deadline: Deadline) -> bytes | None:
+        """Returns the next output, ``b""`` at its end, or None at the deadline, even if output keeps coming."""
+        while deadline.left_s > 0 or not deadline.was_tried:
+            deadline.was_tried = True
+            asked_at = time.monotonic()
+            data = self._take_in(max(0.0, min(_SLICE_S, deadline.left_s)))
+            deadline.waited(asked_at)
+            self._drain_stderr()
+            if data == b"" and (lost := self._lost()):
+                raise lost
+            if data is not None:
+                return data
+        return None
+
     def _send_file(self, part: FilePart, allowance: Allowance) -> int:
         """Sends the beginning of the part; returns its size. Raises EOFError."""
         data = part.read(READ_BYTES // self.packet_bytes * self.packet_bytes)
@@ -286,7 +265,7 @@ class Channel(ABC):
 
     def _send(self, offer: Callable[[float], int], allowance: Allowance) -> int:
         """Returns how many bytes were accepted of what ``offer`` sends within so many seconds, at least one."""
-        deadline = self._left(allowance)
+        deadline = self._begun(allowance)
         while True:
             asked_at = time.monotonic()
             sent = offer(_SLICE_S)
@@ -296,7 +275,7 @@ class Channel(ABC):
                 return sent
             self._drain_stderr()
             if deadline.left_s <= 0:
-                raise self._too_slow(allowance)
+                raise self._over(allowance, deadline)
 
     def _take(self, size: int) -> bytes:
         """Takes at most ``size`` bytes of the output that has been read already."""
@@ -309,7 +288,7 @@ class Channel(ABC):
         searched = 0
         while (end := self._unread.find(b"\n", searched)) < 0 and len(self._unread) <= longest:
             searched = len(self._unread)
-            more = self.receive_until(deadline)
+            more = self._receive(deadline)
             if more is None:
                 return None
             if not more:
@@ -328,18 +307,20 @@ class Channel(ABC):
     def _link_lost(self, why: str) -> LinkLostError:
         return LinkLostError(self.worker, f"the connection broke during `{self.command}` ({why})")
 
-    def _left(self, allowance: Allowance) -> Deadline:
-        """Returns the end of what is left, which a wait that is just begun would exceed a little each time."""
-        if allowance.left_s <= 0:
-            raise self._too_slow(allowance)
-        return Deadline(allowance.left_s)
+    def _begun(self, within: Within) -> Deadline:
+        """Returns the end of a wait that begins now; of an allowance, each wait would exceed it a little."""
+        if isinstance(within, Deadline):
+            return within
+        deadline = Deadline(within.left_s if isinstance(within, Allowance) else within)
+        if isinstance(within, Allowance) and within.left_s <= 0:
+            raise self._over(within, deadline)
+        return deadline
 
-    def _silent(self, timeout_s: float) -> LinkLostError:
-        return LinkLostError(self.worker, f"`{self.command}` was silent for {timeout_s:g} s")
-
-    def _too_slow(self, allowance: Allowance) -> TooSlowError:
+    def _over(self, within: Within, deadline: Deadline) -> LinkLostError | TooSlowError:
+        if not isinstance(within, Allowance):
+            return SilentError(self.worker, f"`{self.command}` was silent for {deadline.timeout_s:g} s")
         return TooSlowError(
             self.worker,
-            f"`{self.command}` moved no data for {allowance.slack_s:g} s (ssh.stall_s), or fewer than "
-            f"{allowance.rate / 1024:g} KiB/s for longer (ssh.slowest_kb_s), though the link answers",
+            f"`{self.command}` moved no data for {within.slack_s:g} s (ssh.stall_s), or fewer than "
+            f"{within.rate / 1024:g} KiB/s for longer (ssh.slowest_kb_s), though the link answers",
         )

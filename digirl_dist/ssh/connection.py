@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import getpass
 import os
+import pwd
 import re
 import shlex
+import shutil
 import threading
 from abc import abstractmethod
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from digirl_dist.errors import LinkLostError, WorkerError
+from digirl_dist.errors import LinkLostError, SettingsError, SilentError, WorkerError
+from digirl_dist.settings import SshSettings, SshTransport
 from digirl_dist.ssh.channel import Channel, Deadline, in_short
 from digirl_dist.types import Closeable
 
@@ -34,6 +37,27 @@ class Address:
     """Private key file. No other key is offered."""
     known_hosts: str | None = None
     """Known-hosts file. No other file is read."""
+
+
+def carrier(settings: SshSettings) -> SshTransport:
+    """Returns ``openssh`` or ``paramiko``, never ``auto``. Raises SettingsError for ``openssh`` where it cannot run."""
+    lacking = _why_no_ssh()
+    if settings.transport is SshTransport.openssh and lacking:
+        raise SettingsError(f"ssh.transport=openssh: {lacking}, or set ssh.transport=paramiko")
+    if settings.transport is SshTransport.auto:
+        return SshTransport.paramiko if lacking else SshTransport.openssh
+    return settings.transport
+
+
+def _why_no_ssh() -> str:
+    """Returns why no ``ssh`` can run here, and what to do; empty if it can."""
+    if shutil.which("ssh") is None:
+        return "this machine has no `ssh`; install it (Debian: openssh-client)"
+    try:
+        pwd.getpwuid(os.getuid())
+    except KeyError:
+        return f"`ssh` runs for no user without a name, as user {os.getuid()} is here; add one to /etc/passwd"
+    return ""
 
 
 def user_name() -> str:
@@ -108,18 +132,24 @@ class Connection(Closeable):
         """
         deadline = Deadline(timeout_s)
         channel = self.open(command)
-        feeder = _Feeder(channel, [input] if isinstance(input, bytes) else input)
+        errors: list[Exception] = []
+        chunks = [input] if isinstance(input, bytes) else input
+        # In its own thread, because the command may write output before it has read all input.
+        threading.Thread(
+            target=_feed, args=(channel, chunks, errors), name=f"ssh-input-{self.worker}", daemon=True
+        ).start()
         try:
             output = bytearray()
-            while chunk := channel.receive_until(deadline):
+            while chunk := channel.read(within=deadline):
                 output += chunk
                 if len(output) > most_bytes:
                     raise WorkerError(self.worker, f"`{channel.command}` printed more than {most_bytes >> 10} KiB")
-            if chunk is None:
-                raise WorkerError(self.worker, f"`{channel.command}` did not end within {timeout_s:g} s")
             status = channel.wait(max(0.0, deadline.left_s))
-            feeder.raise_own_error()
+            if errors:
+                raise errors[0]
             return Completed(status, bytes(output), channel.stderr())
+        except SilentError as error:
+            raise WorkerError(self.worker, f"`{channel.command}` did not end within {timeout_s:g} s") from error
         finally:
             channel.close()
 
@@ -166,26 +196,13 @@ def _octal(character: str) -> str:
     return "".join(f"\\0{byte:03o}" for byte in character.encode())
 
 
-class _Feeder:
-    """Writes a command's input in its own thread, because the command may write output before it has read all input."""
-
-    def __init__(self, channel: Channel, chunks: Iterable[bytes]) -> None:
-        self._channel = channel
-        self._chunks = chunks
-        self._error: Exception | None = None
-        threading.Thread(target=self._feed, name=f"ssh-input-{channel.worker}", daemon=True).start()
-
-    def raise_own_error(self) -> None:
-        """Re-raises an exception of the input's source, if there was one."""
-        if self._error is not None:
-            raise self._error
-
-    def _feed(self) -> None:
-        try:
-            for chunk in self._chunks:
-                self._channel.write(chunk)
-        except WorkerError:
-            pass  # the command has ended or the link is gone; the reader of its output finds out which
-        except Exception as error:
-            self._error = error
-        self._channel.close_input()
+def _feed(channel: Channel, chunks: Iterable[bytes], errors: list[Exception]) -> None:
+    """Writes a command's input; ``errors`` gets an exception of its source, if there is one."""
+    try:
+        for chunk in chunks:
+            channel.write(chunk)
+    except WorkerError:
+        pass  # the command has ended or the link is gone; the reader of its output finds out which
+    except Exception as error:
+        errors.append(error)
+    channel.close_input()

@@ -14,10 +14,11 @@ import msgspec
 import xxhash
 
 from digirl_dist.errors import FileRefusedError, MisconductError, RunFolderError, TrajectoryError, WorkerError
+from digirl_dist.protocol.relay import Answer
 from digirl_dist.settings import SshSettings
 from digirl_dist.ssh.channel import Allowance, Channel, FilePart
 from digirl_dist.ssh.connection import Connection
-from digirl_dist.types import Closeable, Natural
+from digirl_dist.types import Closeable
 
 Bytes = bytes | bytearray | memoryview
 _CHUNK = 1 << 20
@@ -28,15 +29,7 @@ _ASKED_AHEAD = 8
 """Files asked for before the first of them has come."""
 
 
-class _Answer(msgspec.Struct, frozen=True):
-    """What the worker's end of the courier says; ``error`` is the reason of a refusal."""
-
-    error: str | None = None
-    size: Natural = 0
-    sizes: dict[str, Natural] = {}
-
-
-_ANSWERS = msgspec.json.Decoder(_Answer)
+_ANSWERS = msgspec.json.Decoder(Answer)
 _LONGEST_REASON = 4000
 
 
@@ -109,7 +102,7 @@ class CourierClient(Closeable):
         """
         waiting: list[Put] = []
         sent = 0
-        refusal: tuple[_Answer, str] | None = None
+        refusal: tuple[Answer, str] | None = None
         self._output.allowance = self._allowance = self._new_allowance()
         with self._in_step():
             for item in items:
@@ -122,18 +115,6 @@ class CourierClient(Closeable):
         if refusal:
             self._raise_refusal(*refusal)
         return sent
-
-    def sizes(self, remote: Sequence[str]) -> dict[str, int]:
-        """Returns the sizes in bytes of the files that exist there."""
-        answer = self._ask({"sizes": list(remote)}, f"look for {len(remote)} files")
-        asked = set(remote)
-        return {name: size for name, size in answer.sizes.items() if name in asked}
-
-    def get(self, remote: str, local: str | Path, digest: str, size: int) -> None:
-        """Fetches one file as ``get_many`` does. Raises TrajectoryError or FileRefusedError if it cannot be had."""
-        [(_, problem)] = self.get_many([Get(remote, Path(local), digest, size)])
-        if problem is not None:
-            raise problem
 
     def get_many(self, items: Sequence[Get]) -> Iterator[tuple[Get, TrajectoryError | FileRefusedError | None]]:
         """Fetches files, the next ones asked for while one comes; yields each when it is there, or what is wrong.
@@ -159,25 +140,12 @@ class CourierClient(Closeable):
                 else:
                     unasked.append(item)
 
-    def delete(self, remote: Sequence[str]) -> None:
-        """Deletes files; a missing file is no error."""
-        self._ask({"delete": list(remote)}, f"delete {len(remote)} files")
-
     def close(self) -> None:
         """Closes the channel; the worker's side then ends by itself."""
         self._channel.close_input()
         self._channel.close()
 
-    def _ask(self, request: dict[str, Any], attempt: str) -> _Answer:
-        """Sends one request and returns its answer. ``attempt`` describes it in the error if the worker refuses."""
-        self._output.allowance = self._allowance = self._new_allowance()
-        self._send_line(request)
-        self._output.flush()
-        answer = self._answer()
-        self._raise_refusal(answer, attempt)
-        return answer
-
-    def _answers(self, waiting: list[Put]) -> tuple[_Answer, str] | None:
+    def _answers(self, waiting: list[Put]) -> tuple[Answer, str] | None:
         """Reads the answers to all puts sent so far; returns the first refusal, if there is one."""
         self._output.flush()
         answers = [(self._answer(item.size), f"write {item.path}") for item in waiting]
@@ -235,7 +203,7 @@ class CourierClient(Closeable):
 
     def _incoming(self, left: int) -> Iterator[bytes]:
         while left:
-            chunk = self._channel.pull(min(left, _CHUNK), self._allowance)
+            chunk = self._channel.read(min(left, _CHUNK), self._allowance)
             if not chunk:
                 raise self._channel.ended()
             left -= len(chunk)
@@ -244,9 +212,9 @@ class CourierClient(Closeable):
     def _send_line(self, request: dict[str, Any]) -> None:
         self._output.write(json.dumps(request).encode() + b"\n")
 
-    def _answer(self, moved: int = 0) -> _Answer:
+    def _answer(self, moved: int = 0) -> Answer:
         """Reads one answer, which says that ``moved`` bytes are in place."""
-        line = self._channel.pull_line(_LONGEST_ANSWER, self._allowance, moved)
+        line = self._channel.readline(self._allowance, _LONGEST_ANSWER, moved)
         if not line.endswith(b"\n") and len(line) <= _LONGEST_ANSWER:
             raise self._channel.ended()
         try:
@@ -255,7 +223,7 @@ class CourierClient(Closeable):
             self._channel.close()
             raise MisconductError(self._worker, f"its courier answers with {line[:200]!r}: {error}") from error
 
-    def _raise_refusal(self, answer: _Answer, attempt: str) -> None:
+    def _raise_refusal(self, answer: Answer, attempt: str) -> None:
         if answer.error is not None:
             raise FileRefusedError(
                 self._worker, f"cannot {attempt}: {answer.error[:_LONGEST_REASON]}", _remedy(answer.error)

@@ -9,17 +9,17 @@ from pathlib import Path
 from typing import Any, cast
 
 import paramiko
+from paramiko.agent import AgentSSH, get_agent_connection
 from paramiko.auth_strategy import AuthFailure, AuthSource, AuthStrategy, InMemoryPrivateKey
 
 from digirl_dist.errors import LoginError, UnreachableError, WorkerError
 from digirl_dist.plain_text import host_and_port, printable
-from digirl_dist.ssh import agent
-from digirl_dist.ssh.agent import SilentAgent
 
 _DEFAULT_KEYS = ("~/.ssh/id_ed25519", "~/.ssh/id_ecdsa", "~/.ssh/id_rsa")
 _CLOSED = "transport shut down"
 """In what paramiko says of a server that hung up in place of an answer."""
 CLOSED_TO = "see whether it lets anybody in (/etc/nologin), or this account (`sudo chage -l`, its PAM configuration)"
+ASK_AGENT = "`ssh-add -l` asks it; `unset SSH_AUTH_SOCK` does without it"
 _NO_KEY = "this is not a private key that can be read"
 
 
@@ -68,11 +68,7 @@ class KeyLogin(AuthStrategy):
                 yield from self._agent_keys()
             return
         yield from self._files(self._identity_files)
-        try:
-            yield from self._agent_keys()
-        except SilentAgent as silent:
-            yield from self._files(_DEFAULT_KEYS)
-            raise UnreachableError(self._worker, str(silent), agent.REMEDY) from silent  # as none of them was accepted
+        yield from self._agent_keys()
         yield from self._files(_DEFAULT_KEYS)
 
     def _files(self, paths: Any) -> Iterator[AuthSource]:
@@ -99,11 +95,26 @@ class KeyLogin(AuthStrategy):
         return None
 
     def _agent_keys(self) -> Iterator[AuthSource]:
-        held = agent.Agent(self._limit_s)
+        try:
+            held = _Agent(self._limit_s)
+        except (OSError, paramiko.SSHException):
+            self.notes.append(f"the SSH agent did not answer within {self._limit_s:g} s ({ASK_AGENT})")
+            return
         try:
             yield from (AgentKey(self.username, key) for key in held.get_keys())
         finally:
             held.close()
+
+
+class _Agent(paramiko.Agent):
+    """paramiko's, each of whose answers may take ``limit_s``: it may be stopped, or wait for a person."""
+
+    def __init__(self, limit_s: float) -> None:
+        """Asks for its keys; there are none where there is no agent. Raises OSError."""
+        AgentSSH.__init__(self)
+        if (there := get_agent_connection()) is not None:
+            there.settimeout(limit_s)
+            self._connect(there)  # type: ignore[attr-defined]
 
 
 def bad_key(worker: str, path: str, reason: str) -> LoginError:
@@ -171,8 +182,6 @@ def login_error(worker: str, failure: AuthFailure, host: str, port: int, said: s
     strategy = cast(KeyLogin, failure.result.strategy)
     refused = [tried for tried in failure.result if isinstance(tried.result, paramiko.AuthenticationException)]
     broken = [tried.result for tried in failure.result if tried not in refused]
-    if silent := next((each for each in broken if isinstance(each, SilentAgent)), None):
-        return UnreachableError(worker, str(silent), agent.REMEDY)
     if said and any(_CLOSED in str(tried.result) for tried in refused):  # without a word, it hears no more keys
         return UnreachableError(
             worker, f"{host_and_port(host, port)} closed the connection during the login", CLOSED_TO

@@ -7,6 +7,8 @@ ours says so and then includes the user's.
 
 from __future__ import annotations
 
+import atexit
+import fcntl
 import os
 import re
 import resource
@@ -15,6 +17,7 @@ import signal
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
@@ -24,15 +27,64 @@ from pathlib import Path
 from digirl_dist.child_process import opened_log
 from digirl_dist.errors import LoginError, UnreachableError
 from digirl_dist.settings import SshSettings
-from digirl_dist.ssh import local_command, tied_process
+from digirl_dist.ssh import processes
 from digirl_dist.ssh.connection import Address, Connection, broken_at_start, for_login_shell, quote, too_many_channels
 from digirl_dist.ssh.host_keys import known_hosts_files
 from digirl_dist.ssh.login import check_key_file
 from digirl_dist.ssh.mux import Session, SessionRefused
 from digirl_dist.ssh.openssh_channel import OpenSshChannel, PipedSessions
 from digirl_dist.ssh.openssh_log import Target, explain, fingerprint, last_words, unfinished
-from digirl_dist.ssh.socket_folders import SocketFolders
 from digirl_dist.storage.disk_full import require_space
+
+_NAME = "digirl-ssh-"
+_LONGEST = 45
+"""``ssh`` adds to the name of its socket, and a Unix socket's path has at most 107 bytes."""
+
+
+class SocketFolders:
+    """Makes folders in one of this process's own, which is locked while the process lives."""
+
+    def __init__(self) -> None:
+        self._home: Path | None = None
+        self._making = threading.Lock()
+
+    def make(self) -> Path:
+        """Returns a new folder. The first time, deletes those of this user's processes that are no more."""
+        with self._making:
+            if self._home is None or not self._home.exists():
+                self._home = _locked_home()
+        return Path(tempfile.mkdtemp(dir=self._home))
+
+
+def _locked_home() -> Path:
+    temporary = tempfile.gettempdir()
+    is_plain = len(os.fsencode(temporary)) < _LONGEST and not set("%$") & set(temporary)  # which `ssh` would expand
+    place = Path(temporary if is_plain else "/tmp")
+    for other in place.glob(f"{_NAME}*"):
+        _sweep(other)
+    made = Path(tempfile.mkdtemp(prefix="digirl-new-", dir=place))  # nobody sweeps it before it is locked
+    fcntl.flock(os.open(made / "lock", os.O_CREAT | os.O_RDWR | os.O_CLOEXEC), fcntl.LOCK_EX)
+    home = made.rename(place / made.name.replace("digirl-new-", _NAME))
+    atexit.register(shutil.rmtree, home, ignore_errors=True)
+    return home
+
+
+def _sweep(home: Path) -> None:
+    """Deletes the folder of a process that has ended; a lock tells that across containers, too."""
+    try:
+        if home.is_symlink() or home.stat().st_uid != os.geteuid():
+            return
+        lock = os.open(home / "lock", os.O_RDWR | os.O_CLOEXEC)
+    except OSError:
+        return
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        shutil.rmtree(home, ignore_errors=True)
+    except BlockingIOError:
+        pass
+    finally:
+        os.close(lock)
+
 
 _FAST_CIPHERS = ("aes128-gcm@openssh.com", "aes256-gcm@openssh.com")
 _ANSWER_S = 3.0
@@ -40,7 +92,7 @@ _LONGEST_LOG = 1 << 26
 """A server may send messages for the log without end; beyond this, ``ssh`` cannot write. Such as come now and then,
 for weeks, are left out before (see ``opened_log``)."""
 _LOOK_S = 0.02
-_CONFIGURED_S = local_command.CONFIGURED_S
+_CONFIGURED_S = processes.CONFIGURED_S
 _ODD = re.compile(r"[]%$[*\\\"]")
 """In a name that is included, each would have a meaning."""
 _FOLDERS = SocketFolders()
@@ -162,7 +214,7 @@ class Master:
         with opened_log(self._folder / "log") as log:
             environment = {**os.environ, "SSH_ASKPASS_REQUIRE": "never", "LC_ALL": "C"}
             null = subprocess.DEVNULL
-            process = tied_process.start(command, null, null, log.fileno(), environment)
+            process = processes.start_tied(command, null, null, log.fileno(), environment)
         if sys.platform == "linux":
             with suppress(OSError, AttributeError):  # it has ended, or this Python has no such call
                 resource.prlimit(process.pid, resource.RLIMIT_FSIZE, (_LONGEST_LOG, _LONGEST_LOG))
@@ -229,12 +281,12 @@ def _base(folder: Path, address: Address, settings: SshSettings) -> list[str]:
 @cache
 def _can_fork(ssh: str) -> bool:
     asked = [ssh, "-F", os.devnull, "-G", "-o", "ForkAfterAuthentication=no", "--", "localhost"]
-    return local_command.ended(asked, _CONFIGURED_S)[0] == 0
+    return processes.run_to_end(asked, _CONFIGURED_S)[0] == 0
 
 
 def _asked(base: Sequence[str], address: Address) -> dict[str, str]:
     with _told(address.name):
-        status, options, complaint = local_command.ended([base[0], "-G", *base[1:]], _CONFIGURED_S)
+        status, options, complaint = processes.run_to_end([base[0], "-G", *base[1:]], _CONFIGURED_S)
     if status != 0:
         said = (complaint.strip() or "it says nothing").splitlines()[0]
         raise LoginError(address.name, f"`ssh` cannot use its configuration: {said}", "correct ~/.ssh/config")

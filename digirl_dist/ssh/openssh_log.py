@@ -12,10 +12,9 @@ import paramiko
 from digirl_dist.errors import HostKeyError, UnknownHostError, UnreachableError, WorkerError
 from digirl_dist.plain_text import host_and_port
 from digirl_dist.settings import SshSettings
-from digirl_dist.ssh import agent
 from digirl_dist.ssh.connection import Address
 from digirl_dist.ssh.host_keys import KnownKeys, changed_key, revoked_key, target_name, unknown_key
-from digirl_dist.ssh.login import CLOSED_TO, expired, locked, refused_login, with_words
+from digirl_dist.ssh.login import ASK_AGENT, CLOSED_TO, expired, locked, refused_login, with_words
 
 _AT = re.compile(r"^debug1: Authenticating to (\S+):(\d{1,5}) as '(.*)'$", re.MULTILINE)
 _CONNECTING = re.compile(r"^debug1: Connecting to (\S+) \[\S*\] port (\d{1,5})\.$", re.MULTILINE)
@@ -91,12 +90,11 @@ def unfinished(log: str, address: Address, target: Target, limit_s: float, agent
     at, within = host_and_port(host, port), f"within {limit_s:g} s"
     if _by_command(log) and "Remote protocol version" not in log:
         reason, remedy = f"the ProxyCommand of ~/.ssh/config brought no connection to {at}", "look what it waits for"
-    elif agent_path and (said := agent.silence(agent_path)):
-        return UnreachableError(address.name, f"{at} did not let us in {within}: {said}", agent.REMEDY)
     elif (accepted := _last(_ACCEPTED, log)) and accepted[0].endswith(" agent"):
-        reason, remedy = f"the SSH agent at SSH_AUTH_SOCK={agent_path} did not sign for {at}", agent.REMEDY
+        reason, remedy = f"the SSH agent at SSH_AUTH_SOCK={agent_path} did not sign for {at}", ASK_AGENT
     else:
         reason, remedy = f"{at} did not let us in", f"look whether `ssh {target.asked_for}` does"
+        remedy += f", and whether the SSH agent answers ({ASK_AGENT})" if agent_path else ""
     return with_words(UnreachableError(address.name, f"{reason} {within}", remedy), _banner(log))
 
 

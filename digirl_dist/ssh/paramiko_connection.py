@@ -1,4 +1,8 @@
-"""Connections that paramiko carries, with an explanation for every failure."""
+"""Connections that paramiko carries, by fabric: for machines without an ``ssh``.
+
+Of ~/.ssh/config it reads what fabric does: ``Include``, ``none``, several jump hosts in one ``ProxyJump``, and newer
+criteria of ``Match`` need ``ssh``.
+"""
 
 from __future__ import annotations
 
@@ -18,11 +22,9 @@ import paramiko
 from paramiko.auth_strategy import AuthFailure
 from paramiko.ssh_exception import NoValidConnectionsError
 
-from digirl_dist.errors import LoginError, UnknownHostError, UnreachableError, WorkerError
+from digirl_dist.errors import SHORTAGES, LoginError, UnknownHostError, UnreachableError, WorkerError
 from digirl_dist.plain_text import host_and_port
 from digirl_dist.settings import SshSettings
-from digirl_dist.ssh import agent
-from digirl_dist.ssh.agent import SilentAgent
 from digirl_dist.ssh.connection import (
     Address,
     Connection,
@@ -34,10 +36,7 @@ from digirl_dist.ssh.connection import (
 )
 from digirl_dist.ssh.host_keys import KnownKeys, RefuseUnknown, changed_key, known_hosts_files, revoked_key, target_name
 from digirl_dist.ssh.login import KeyLogin, expired, login_error, with_words
-from digirl_dist.ssh.paramiko_channel import ParamikoChannel
-from digirl_dist.ssh.proxy_command import ProxyCommand
-from digirl_dist.ssh.user_config import Known, jumps, options, read, told
-from digirl_dist.ssh.wire import Transport, Watch, open_transport
+from digirl_dist.ssh.paramiko_channel import ParamikoChannel, Transport, Watch, open_transport
 
 _LOG_CHANNEL = "digirl_dist.ssh.paramiko"
 _SILENT = logging.NullHandler()
@@ -46,22 +45,10 @@ _AGENT_SHARE = 0.8
 """The share of the time for an answer to a login that the SSH agent may take for each of its own."""
 
 
-class Session(fabric.Connection):  # type: ignore[misc]  # fabric has no types
-    """fabric's connection, but for how it runs a ``ProxyCommand``."""
-
-    proxy: ProxyCommand | None = None
-
-    def open_gateway(self) -> Any:
-        if not isinstance(self.gateway, str):
-            return super().open_gateway()
-        self.proxy = ProxyCommand(self.gateway)
-        return self.proxy
-
-
 class ParamikoConnection(Connection):
     """A ``Connection`` that is encrypted in this process."""
 
-    def __init__(self, address: Address, session: Session, settings: SshSettings) -> None:
+    def __init__(self, address: Address, session: fabric.Connection, settings: SshSettings) -> None:
         self.address = address
         self.host, self.port, self.user = str(session.host), int(session.port), str(session.user)
         self._session = session
@@ -108,19 +95,22 @@ def connect_by_paramiko(address: Address, settings: SshSettings) -> Connection:
     Raises HostKeyError, LoginError (both fatal) or UnreachableError.
     """
     logging.getLogger(_LOG_CHANNEL).addHandler(_SILENT)
-    session = _session(address, settings)
-    limit_s = _hops(session) * (2 * settings.connect_s + settings.login_s)
+    session = fabric_connection(address, settings)
+    hops = _hops(session)
+    limit_s = len(hops) * (2 * settings.connect_s + settings.login_s)
     is_late = threading.Event()
     try:
-        _prepare(session, address, settings)
+        for hop in hops:
+            _prepare(hop, address, settings, key=address.key if hop is session else None)
         with _closed_after(limit_s, lambda: _close(session), is_late):
             session.open()
-        _trust(session)
+        for hop in hops:
+            hop.transport.logged_in()
         if not session.transport.is_authenticated():
             raise LoginError(address.name, f"{session.host} demands more than a key", "allow login by key alone there")
         return ParamikoConnection(address, session, settings)
     except BaseException as error:
-        failing = _failing_hop(session)
+        failing = next((hop for hop in hops if not hop.is_connected), session)
         said = _banner(failing)
         _close(session)
         if is_late.is_set():
@@ -131,68 +121,51 @@ def connect_by_paramiko(address: Address, settings: SshSettings) -> Connection:
         raise
 
 
-def _session(address: Address, settings: SshSettings) -> Session:
-    """Returns fabric's connection, not yet open, with those to the jump hosts that ~/.ssh/config names."""
-    os.environ.setdefault("LOGNAME", user_name())  # paramiko fails where this user has no name
-    with told(address.name):
-        return _way(read(), settings, address.host, address.user, address.port)
+def fabric_connection(address: Address, settings: SshSettings) -> fabric.Connection:
+    """Returns the connection, not yet open, to a machine by the jump hosts or the command that ~/.ssh/config names.
 
-
-def _way(
-    config: paramiko.SSHConfig,
-    settings: SshSettings,
-    host: str,
-    user: str | None,
-    port: int | None,
-    to: tuple[str, ...] = (),
-    behind: Session | None = None,
-) -> Session:
-    """Returns a machine's connection, by the jump hosts that lead to it if it is not ``behind`` one that is reached.
-
-    ``to`` are those that it is itself on the way to. Raises ValueError for a way that leads in a circle.
+    Raises LoginError for a configuration that paramiko cannot use.
     """
-    if host in to:
-        raise ValueError(f"ProxyJump leads from {host} to itself")
-    known = options(config, host)
-    hops = jumps(known)
-    gateway = behind or known.get("proxycommand")
-    # a jump host that is named for all hosts is reached as it is
-    if behind is None and not {hop for _, hop, _ in hops} & {host, known["hostname"]}:
-        for their_user, hop, their_port in hops:
-            reached = gateway if isinstance(gateway, Session) else None
-            gateway = _way(config, settings, hop, their_user, their_port, (*to, host), reached)
+    os.environ.setdefault("LOGNAME", user_name())  # paramiko fails where this user has no name
     limits = {
         "banner_timeout": settings.connect_s,
         "auth_timeout": settings.login_s,
         "channel_timeout": settings.connect_s,
         "transport_factory": partial(open_transport, settings=settings),
     }
-    # Lazy: fabric's own configuration files must not change what this program does.
-    own = fabric.Config(overrides={"connect_kwargs": limits}, lazy=True, ssh_config=Known(known))
-    session = Session(host, user, port, own, gateway or False, False, settings.connect_s)
-    session.connect_timeout = settings.connect_s  # which fabric makes a whole number
-    return session
+    try:
+        # Lazy: fabric's own configuration files must not change what this program does.
+        config = fabric.Config(overrides={"connect_kwargs": limits}, lazy=True)
+        config.load_ssh_config()
+        return fabric.Connection(address.host, address.user, address.port, config)
+    except (OSError, paramiko.SSHException, ValueError, LookupError, RecursionError) as error:
+        if isinstance(error, OSError) and error.errno in SHORTAGES:  # of this host's, which is told elsewhere
+            raise
+        reason = f"paramiko cannot use the configuration of `ssh`: {type(error).__name__}: {error}"
+        raise LoginError(address.name, reason, "correct ~/.ssh/config, or set ssh.transport=openssh") from error
 
 
-def _prepare(session: Session, address: Address, settings: SshSettings) -> None:
-    """Makes the session and its jump hosts verify host keys and log in without prompting."""
-    session.client.set_log_channel(_LOG_CHANNEL)
-    files, known = _known_keys(session, address)
-    session.client.set_missing_host_key_policy(RefuseUnknown(address.name, files, known))
-    for key in known.trusted():
-        session.client.get_host_keys().add(target_name(session.host, session.port), key.get_name(), key)
-    session.config.authentication.strategy_class = partial(
-        KeyLogin, address.name, address.key, _AGENT_SHARE * settings.login_s
-    )
-    if isinstance(session.gateway, Session):
-        hop = Address(address.name, session.gateway.host, known_hosts=address.known_hosts)
-        _prepare(session.gateway, hop, settings)
+def _hops(session: fabric.Connection) -> list[fabric.Connection]:
+    """Returns the jump hosts on the way, the first one first, and the machine itself."""
+    return [*(_hops(session.gateway) if isinstance(session.gateway, fabric.Connection) else []), session]
 
 
-def _known_keys(session: Session, address: Address) -> tuple[list[Path], KnownKeys]:
+def _prepare(hop: fabric.Connection, address: Address, settings: SshSettings, key: str | None) -> None:
+    """Makes a hop verify its host key and log in without prompting."""
+    hop.client.set_log_channel(_LOG_CHANNEL)
+    hop.connect_timeout = settings.connect_s  # which fabric makes a whole number
+    files, known = _known_keys(hop, address)
+    hop.client.set_missing_host_key_policy(RefuseUnknown(address.name, files, known))
+    for trusted in known.trusted():
+        hop.client.get_host_keys().add(target_name(hop.host, hop.port), trusted.get_name(), trusted)
+    limit_s = _AGENT_SHARE * settings.login_s
+    hop.config.authentication.strategy_class = partial(KeyLogin, address.name, key, limit_s)
+
+
+def _known_keys(hop: fabric.Connection, address: Address) -> tuple[list[Path], KnownKeys]:
     """Returns the known-hosts files for a machine, and what they say of it."""
-    files = known_hosts_files(address.known_hosts, session.ssh_config.get("userknownhostsfile"))
-    name = session.ssh_config.get("hostkeyalias") or target_name(session.host, session.port)
+    files = known_hosts_files(address.known_hosts, hop.ssh_config.get("userknownhostsfile"))
+    name = hop.ssh_config.get("hostkeyalias") or target_name(hop.host, hop.port)
     return files, KnownKeys(files, name)
 
 
@@ -217,37 +190,18 @@ def _closed_after(
         timer.cancel()
 
 
-def _trust(session: Session) -> None:
-    session.transport.logged_in()
-    if isinstance(session.gateway, Session):
-        _trust(session.gateway)
+def _close(session: fabric.Connection) -> None:
+    for hop in _hops(session):
+        hop.client.close()
 
 
-def _hops(session: Session) -> int:
-    return 1 + (_hops(session.gateway) if isinstance(session.gateway, Session) else 0)
-
-
-def _close(session: Session) -> None:
-    session.client.close()
-    if session.proxy is not None:
-        session.proxy.close()
-    if isinstance(session.gateway, Session):
-        _close(session.gateway)
-
-
-def _failing_hop(session: Session) -> Session:
-    """Returns the first jump host that could not be reached, or the session itself."""
-    gateway = session.gateway
-    if isinstance(gateway, Session) and not gateway.is_connected:
-        return _failing_hop(gateway)
-    return session
-
-
-def _explain(error: Exception, address: Address, session: Session, settings: SshSettings, said: str) -> WorkerError:
+def _explain(
+    error: Exception, address: Address, session: fabric.Connection, settings: SshSettings, said: str
+) -> WorkerError:
     """Translates the many exceptions of a failed connection into this package's errors."""
     name, at = address.name, host_and_port(session.host, session.port)
     within = f"within {settings.connect_s:g} s"
-    look = f"look whether the machine is up and `ssh {session.original_host}` works"
+    look = "look whether the machine is up"
     match error:
         case paramiko.BadHostKeyException():
             files, known = _known_keys(session, address)
@@ -255,8 +209,6 @@ def _explain(error: Exception, address: Address, session: Session, settings: Ssh
                 return revoked_key(name, known.target, error.key.fingerprint)
             expected, shown = error.expected_key.fingerprint, error.key.fingerprint
             return changed_key(name, known.target, expected, shown, known.file_with(error.expected_key) or files[0])
-        case SilentAgent():
-            return UnreachableError(name, str(error), agent.REMEDY)
         case AuthFailure():
             return expired(name, str(session.user), str(session.host), said) or login_error(
                 name, error, session.host, session.port, said
@@ -271,16 +223,10 @@ def _explain(error: Exception, address: Address, session: Session, settings: Ssh
             return UnreachableError(name, f"{at} did not answer {within}", look)
         case paramiko.ChannelException():
             return UnreachableError(name, f"the jump host cannot reach {at} ({error.text})", look)
-        case paramiko.SSHException() if _gave_no_greeting(error) and session.proxy is not None:
-            reason = f"the ProxyCommand of ~/.ssh/config brought no greeting of {at} {within}"
-            return UnreachableError(name, reason, look)
+        case paramiko.ProxyCommandFailure() | FileNotFoundError():
+            return UnreachableError(name, f"the ProxyCommand of ~/.ssh/config brought no connection to {at}", look)
         case paramiko.SSHException() if _gave_no_greeting(error):
             return UnreachableError(name, f"{at} accepts connections but did not greet {within}", look)
-        case EOFError() | OSError() | paramiko.SSHException() if _was_cut(error) and session.proxy is not None:
-            how = session.proxy.ended()
-            return UnreachableError(
-                name, f"the ProxyCommand of ~/.ssh/config brought no connection to {at}: {how}", look
-            )
         case EOFError() | ConnectionResetError() | paramiko.SSHException() if _was_cut(error):
             return UnreachableError(
                 name, f"{at} closed the connection before the login", "it may limit simultaneous logins (MaxStartups)"
@@ -289,7 +235,7 @@ def _explain(error: Exception, address: Address, session: Session, settings: Ssh
             return UnreachableError(name, f"cannot connect to {at}: {error or type(error).__name__}", look)
 
 
-def _banner(session: Session) -> str:
+def _banner(session: fabric.Connection) -> str:
     """Returns what the server said before the login was over."""
     transport = session.client.get_transport()
     heard = getattr(transport, "auth_handler", None)  # `get_banner` has nothing to say of a connection that has ended

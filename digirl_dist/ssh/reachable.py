@@ -5,17 +5,15 @@ from __future__ import annotations
 import socket
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 
 from digirl_dist.errors import WorkerError
 from digirl_dist.plain_text import host_and_port
 from digirl_dist.settings import SshSettings, SshTransport
-from digirl_dist.ssh.carrier import carrier
-from digirl_dist.ssh.connection import Address
+from digirl_dist.ssh.connection import Address, carrier
 from digirl_dist.ssh.openssh import route
-from digirl_dist.ssh.user_config import options, read, told
 
 _LIMIT_S = 10.0
 
@@ -32,7 +30,7 @@ class Reached:
 
 def reach(hosts: Sequence[tuple[str, int | None]], settings: SshSettings) -> list[Reached]:
     """Looks at all hosts, each a name or a ``Host`` of ~/.ssh/config and a port, at once; takes 10 s at most."""
-    way = partial(_by_openssh, settings) if carrier(settings) is SshTransport.openssh else _known
+    way = partial(_by_openssh if carrier(settings) is SshTransport.openssh else _by_paramiko, settings)
     found = [Reached(host) for host, _ in hosts]
     threads = [
         threading.Thread(target=_look, args=(each, port, way), daemon=True)  # a resolver cannot be interrupted
@@ -46,16 +44,15 @@ def reach(hosts: Sequence[tuple[str, int | None]], settings: SshSettings) -> lis
     return found
 
 
-def _look(machine: Reached, port: int | None, way: Callable[[str, int | None], Mapping[str, str]]) -> None:
+def _look(machine: Reached, port: int | None, way: Callable[[Address], tuple[str, int, bool]]) -> None:
     try:
-        known = way(machine.host, port)
+        host, at, is_behind = way(Address(machine.host, machine.host, port))
     except WorkerError as error:
         machine.resolves, machine.defect = True, str(error)
         return
-    if known.get("proxyjump", "none") != "none" or known.get("proxycommand", "none") != "none":
+    if is_behind:
         machine.resolves, machine.defect = True, None
         return
-    host, at = known.get("hostname", machine.host), port or int(known.get("port", 22))
     named = host_and_port(host, at)
     try:
         socket.getaddrinfo(host, at, type=socket.SOCK_STREAM)
@@ -70,10 +67,15 @@ def _look(machine: Reached, port: int | None, way: Callable[[str, int | None], M
         machine.defect = f"{named} cannot be reached ({error.strerror or error})"
 
 
-def _by_openssh(settings: SshSettings, host: str, port: int | None) -> Mapping[str, str]:
-    return route(Address(host, host, port), settings)
+def _by_openssh(settings: SshSettings, address: Address) -> tuple[str, int, bool]:
+    """Returns the host and port that a worker has, and whether it is behind another host."""
+    known = route(address, settings)
+    is_behind = any(known.get(name, "none") != "none" for name in ("proxyjump", "proxycommand"))
+    return known.get("hostname", address.host), address.port or int(known.get("port", 22)), is_behind
 
 
-def _known(host: str, port: int | None) -> Mapping[str, str]:
-    with told(host):
-        return options(read(), host)
+def _by_paramiko(settings: SshSettings, address: Address) -> tuple[str, int, bool]:
+    from digirl_dist.ssh.paramiko_connection import fabric_connection
+
+    session = fabric_connection(address, settings)
+    return str(session.host), int(session.port), bool(session.gateway)

@@ -4,19 +4,21 @@ Requests are JSON lines on stdin, each answered by one JSON line on stdout, in o
 
     {"put": PATH, "size": N, "digest": D, ...} + N bytes   ->  {}
     {"get": PATH, "offset": K}                             ->  {"size": N} + N - K bytes
-    {"sizes": [PATH, ...]}                                 ->  {"sizes": {PATH: N, ...}} of those that are there
-    {"delete": [PATH, ...]}                                ->  {}
 
 or ``{"error": REASON}``, after which the stream is still in step. A put may say ``"offset": K``, to continue the K
 bytes that an earlier attempt left in PATH.part, or ``"base": PATH, "width": W``, when its bytes are a delta (see
 protocol/tensor_delta.py) against that file; D is always the digest of the whole new file. Paths are relative to DIR and
 may not leave it. Ends with stdin. Imports little, because the host waits for the start.
+
+With ``--relay`` another worker of the site asks: it may get blobs, each of which is waited for until it is there.
 """
 
 from __future__ import annotations
 
 import json
 import os
+import re
+import select
 import sys
 import threading
 import time
@@ -36,6 +38,7 @@ _READ_AHEAD = 1 << 16
 """Smaller than a chunk, so that chunks are read to where they are wanted."""
 _WORTH_KEEPING = 1 << 20
 _LAST_REQUESTS_S = 1.0
+_THERE_S = 0.05
 _SUCCESSOR_S = 10.0
 
 
@@ -50,24 +53,24 @@ class HostGone(Exception):
 class CourierServer:
     """Answers requests about the files in ``folder``."""
 
-    def __init__(self, folder: str, source: BinaryIO, sink: BinaryIO) -> None:
+    def __init__(self, folder: str, source: BinaryIO, sink: BinaryIO, is_relay: bool = False) -> None:
+        """``is_relay``: another worker asks, which gets blobs and nothing else."""
         os.makedirs(folder, exist_ok=True)
         self._folder = os.path.realpath(folder)
         self._source = source
         self._sink = sink
+        self._is_relay = is_relay
         self._buffer = memoryview(bytearray(_CHUNK))
 
     def serve(self) -> None:
         while line := self._source.readline():
             request = json.loads(line)
-            if "put" in request:
+            if self._is_relay:
+                self._pass_on(request["get"])
+            elif "put" in request:
                 self._put(request)
-            elif "get" in request:
-                self._get(request["get"], request["offset"])
-            elif "sizes" in request:
-                self._sizes(request["sizes"])
             else:
-                self._delete(request["delete"])
+                self._get(request["get"], request["offset"])
 
     def _put(self, request: dict[str, Any]) -> None:
         """Write beside, verify, rename: under its name a file is whole or not there."""
@@ -141,6 +144,17 @@ class CourierServer:
             self._answer({"size": size})
             self._send(file, offset, size)
 
+    def _pass_on(self, name: str) -> None:
+        """Sends a blob as soon as it is there. Raises HostGone if nobody waits for it any more."""
+        if not re.fullmatch("blobs/[0-9a-f]+", name):
+            raise SystemExit(f"{name!r} is no blob")
+        here, gone = select.poll(), select.POLLRDHUP | select.POLLHUP
+        here.register(self._source, gone)
+        while not os.path.exists(os.path.join(self._folder, name)):
+            if here.poll(_THERE_S * 1000):
+                raise HostGone
+        self._get(name, 0)
+
     def _send(self, file: Any, offset: int, size: int) -> None:
         """Exactly the bytes that were announced; a file that shrinks meanwhile cannot be reported and ends us."""
         file.seek(offset)
@@ -152,22 +166,6 @@ class CourierServer:
             self._sink.write(self._buffer[:count])
             left -= count
         self._sink.flush()
-
-    def _sizes(self, names: list[str]) -> None:
-        try:
-            places = {name: self._inside(name) for name in names}
-            self._answer({"sizes": {name: os.stat(at).st_size for name, at in places.items() if os.path.isfile(at)}})
-        except (OSError, Refused) as error:
-            self._answer({"error": _reason(error)})
-
-    def _delete(self, names: list[str]) -> None:
-        try:
-            for name in names:
-                _remove(self._inside(name))
-        except (OSError, Refused) as error:
-            self._answer({"error": _reason(error)})
-        else:
-            self._answer({})
 
     def _inside(self, name: str) -> str:
         """The absolute path; the folder it lies in is ours even after symbolic links are followed."""
@@ -258,15 +256,15 @@ def _successor(folder: JobFolder) -> int | None:
 
 
 def main(argv: list[str]) -> int:
-    if len(argv) != 2 or argv[0] != "--folder":
-        print("usage: python -m digirl_dist.worker_program.courier --folder DIR", file=sys.stderr)
+    if argv[:1] != ["--folder"] or argv[2:] not in ([], ["--relay"]):
+        print("usage: python -m digirl_dist.worker_program.courier --folder DIR [--relay]", file=sys.stderr)
         return 2
     folder = JobFolder(Path(argv[1]).expanduser().resolve())
     threading.Thread(target=_end_with_program, args=[folder], daemon=True).start()
     for pipe in (0, 1):
         widen(pipe, _CHUNK)
     with suppress(HostGone, BrokenPipeError), open(0, "rb", _READ_AHEAD) as source, open(1, "wb", _READ_AHEAD) as sink:
-        CourierServer(str(folder.root), source, sink).serve()
+        CourierServer(str(folder.root), source, sink, is_relay="--relay" in argv).serve()
     return 0
 
 

@@ -12,7 +12,6 @@ import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from contextlib import suppress
-from typing import Protocol
 
 from digirl_dist.errors import ProtocolError
 from digirl_dist.protocol.job_folder import JobFolder
@@ -34,41 +33,19 @@ _TAKES_S = 10.0
 """A host that takes no bytes for that long is gone."""
 
 
-class Link(Protocol):
-    """What the host says, and the way to answer it."""
-
-    last_heard: float
-    """Monotonic time at which the host was heard last."""
-
-    def start(self, state: Callable[[], Heartbeat]) -> None:
-        """Serves a host; ``state`` makes the heartbeats that it gets."""
-
-    def fileno(self) -> int:
-        """Returns a descriptor that is readable when ``received`` has something."""
-
-    def received(self) -> list[HostMessage]:
-        """Messages that arrived since the last call, in order."""
-
-    def send(self, message: WorkerMessage, attached: bytes = b"") -> None:
-        """Sends to the host if there is one; what matters is told again when it comes back.
-
-        Raises ProtocolError for what a host would refuse.
-        """
-
-    def close(self) -> None: ...
-
-
-class Inbox(ABC):
-    """Messages of the host until the program's loop takes them, and its heartbeat. The base of links."""
+class Link(ABC):
+    """What the host says, until the program's loop takes it, and the way to answer it."""
 
     def __init__(self) -> None:
         self.last_heard = time.monotonic()
+        """Monotonic time at which the host was heard last."""
         self._messages: queue.SimpleQueue[HostMessage] = queue.SimpleQueue()
         self._wake_read, self._wake_write = os.pipe()
         os.set_blocking(self._wake_read, False)
         os.set_blocking(self._wake_write, False)
 
     def fileno(self) -> int:
+        """Returns a descriptor that is readable when ``received`` has something."""
         return self._wake_read
 
     def received(self) -> list[HostMessage]:
@@ -101,11 +78,21 @@ class Inbox(ABC):
             pass  # it is awake already
 
     @abstractmethod
+    def start(self, state: Callable[[], Heartbeat]) -> None:
+        """Serves a host; ``state`` makes the heartbeats that it gets."""
+
+    @abstractmethod
     def send(self, message: WorkerMessage, attached: bytes = b"") -> None:
-        """See ``Link.send``."""
+        """Sends to the host if there is one; what matters is told again when it comes back.
+
+        Raises ProtocolError for what a host would refuse.
+        """
+
+    @abstractmethod
+    def close(self) -> None: ...
 
 
-class SocketLink(Inbox):
+class SocketLink(Link):
     """A Unix socket in the program's folder, for one host at a time: the newest wins, an older connection is closed.
 
     Lines are received in a thread, so that heartbeats go out while the program's loop is busy.

@@ -15,22 +15,25 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections import deque
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
 from digirl_dist.child_process import widen
 from digirl_dist.errors import ProtocolError
 from digirl_dist.plain_text import host_and_port
-from digirl_dist.protocol.job_folder import JobFolder
+from digirl_dist.protocol.job_folder import JobFolder, blob_name
 from digirl_dist.protocol.messages import shortened
-from digirl_dist.protocol.relay import MOST_OF_REQUESTS, Fetch, Fetched, Tensor, Wanted, decode, encode
+from digirl_dist.protocol.relay import MOST_OF_REQUESTS, Answer, Fetch, Fetched, Tensor, decode, encode
 
 _CHUNK = 1 << 20
 _GATHER_S = 0.005
 """A pipe that had little is left alone so long: fewer turns for the same bytes, and it never fills up meanwhile."""
 _SAY_S = 0.5
+_ASKED_AHEAD = 8
 _LONGEST_LINE = 1024
 _CONNECT_S = 10
 _MEMORY = "/dev/shm"
@@ -66,7 +69,10 @@ class Fetcher:
     def __init__(self, folder: JobFolder, request: Fetch) -> None:
         self._folder = folder
         self._request = request
-        self._missing = {tensor.digest: tensor for tensor in request.tensors}
+        self._waiting = deque(request.tensors)
+        """Tensors that have not come, in the order in which they do."""
+        self._asked = 0
+        """How many of them were asked for."""
         self._buffer = memoryview(bytearray(_CHUNK))
         self._line = b""
         self._incoming: _Incoming | None = None
@@ -103,9 +109,9 @@ class Fetcher:
         assert process.stdin is not None and process.stdout is not None
         stream = process.stdout.fileno()
         widen(stream, _CHUNK)
-        with suppress(BrokenPipeError):  # why it has ended, it says itself
-            process.stdin.write(encode(Wanted(list(self._missing))))
         while not self.is_done:
+            with suppress(BrokenPipeError):  # why it has ended, it says itself
+                process.stdin.write(self.requests())
             ready = select.select([stream, 0], [], [], _SAY_S)[0]
             if 0 in ready:
                 raise SystemExit(1)  # the host is gone, or does not want it any more
@@ -121,7 +127,13 @@ class Fetcher:
 
     @property
     def is_done(self) -> bool:
-        return not self._missing
+        return not self._waiting
+
+    def requests(self) -> bytes:
+        """Returns requests for some tensors more than have come, so that the next are on their way meanwhile."""
+        more = list(islice(self._waiting, self._asked, _ASKED_AHEAD))
+        self._asked += len(more)
+        return b"".join(b'{"get": "%s", "offset": 0}\n' % blob_name(each.digest).encode() for each in more)
 
     def drop(self) -> None:
         """Removes what came of a tensor that is not whole."""
@@ -146,21 +158,23 @@ class Fetcher:
         head, end, _ = bytes(data[:_LONGEST_LINE]).partition(b"\n")
         self._line += head + end
         if end:
-            announced, self._line = decode(self._line, Tensor, _LONGEST_LINE), b""
-            wanted = self._missing.get(announced.digest)
-            if wanted is None or wanted.size != announced.size:
-                raise Refused(f"it offers {announced.size} bytes as {announced.digest}, which nobody wants")
+            answer, self._line = decode(self._line, Answer, _LONGEST_LINE), b""
+            if not self._asked or answer.error is not None:
+                raise Refused(f"it answers what nobody asked: {answer.error}")
+            wanted = self._waiting[0]
+            if wanted.size != answer.size:
+                raise Refused(f"it offers {answer.size} bytes as {wanted.digest}, which has {wanted.size}")
             self._incoming = _Incoming(self._folder.blob(wanted.digest), wanted)
         elif len(self._line) >= _LONGEST_LINE:
-            raise Refused("it does not speak the relay's protocol")
+            raise Refused("it does not speak the courier's protocol")
         return data[len(head) + len(end) :]
 
     def _finish(self, incoming: _Incoming) -> None:
         if not incoming.appears():
             raise Refused(f"it passes other bytes on as {incoming.wanted.digest} than the host told")
         self._incoming = None
-        del self._missing[incoming.wanted.digest]
-        self._arrived.append(incoming.wanted.digest)
+        self._asked -= 1
+        self._arrived.append(self._waiting.popleft().digest)
 
 
 class _Incoming:

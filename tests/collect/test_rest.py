@@ -15,8 +15,7 @@ from digirl_dist.collect.dispatch import DispatchRules
 from digirl_dist.collect.fleet_collector import FleetCollector
 from digirl_dist.collect.iteration import Closing
 from digirl_dist.errors import MisconductError
-from digirl_dist.fleet.event_queue import EventQueue
-from digirl_dist.fleet.worker_events import Leaving, Lost, Said
+from digirl_dist.fleet.worker_events import EventQueue, Leaving, Lost, Said
 from digirl_dist.protocol.messages import EpisodeManifest, EpisodeReady, Heartbeat, UnknownFile, Working
 from digirl_dist.report.why import explain
 from digirl_dist.settings import LimitSettings

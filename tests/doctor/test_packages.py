@@ -15,8 +15,7 @@ from digirl_dist.doctor.examine import Target, examine
 from digirl_dist.doctor.judgement import MachineRequirements
 from digirl_dist.doctor.trial import Trial, some_action
 from digirl_dist.errors import SettingsError
-from digirl_dist.fleet.install import Package, build_wheel, ensure_installed, installed_python, requirements
-from digirl_dist.fleet.pip_logins import PipArgs
+from digirl_dist.fleet.install import Package, PipArgs, build_wheel, ensure_installed, installed_python, requirements
 from digirl_dist.fleet.roster import WorkerConfig
 from digirl_dist.protocol.messages import SlotLimits
 from digirl_dist.settings import GymnasiumSettings, Settings, SshSettings, configuration

@@ -10,15 +10,14 @@ from typing import Any, get_args
 import msgspec
 import numpy as np
 import pytest
-from fleet.test_session import LIMITS, READY, TICKETS, beat, hung_up, sent, session, told, working
+from fleet.test_session import LIMITS, READY, TICKETS, Recorded, beat, hung_up, of, sent, session, told, working
 from PIL import Image
 
 from digirl_dist.errors import LinkLostError, MisconductError, ProtocolError, TooSlowError, WorkerError
 from digirl_dist.fleet.conduct import Conduct
-from digirl_dist.fleet.effects import Decide, HangUp
 from digirl_dist.fleet.outgoing import Named
 from digirl_dist.fleet.reconnecting import Reconnecting
-from digirl_dist.fleet.session import ProgramSilent, Session
+from digirl_dist.fleet.session import ProgramSilent
 from digirl_dist.fleet.spec import Job
 from digirl_dist.inference.requests import InferenceFailure
 from digirl_dist.protocol import messages
@@ -83,12 +82,11 @@ def test_what_is_no_message_is_a_shells_greeting_only_until_the_program_has_said
     assert isinstance(here.malformed(line, error), MisconductError) and not here.malformed(line, error).fatal
 
 
-def flood(here: Session, message: messages.WorkerMessage, count: int, every_s: float = 0.0) -> WorkerError | None:
+def flood(here: Recorded, message: messages.WorkerMessage, count: int, every_s: float = 0.0) -> WorkerError | None:
     """Returns the reason for which the session hung up, if it did."""
     for number in range(count):
-        effects = here.receive(message, b"", number * every_s)
-        if any(hasattr(effect, "error") for effect in effects):
-            error: WorkerError = hung_up(effects)
+        if errors := of("hang_up", here.receive(message, b"", number * every_s)):
+            error: WorkerError = errors[0]
             return error
     return None
 
@@ -111,7 +109,7 @@ def test_an_honest_program_never_floods() -> None:
             here.lease([TICKETS[0]])
             here.forget(MANIFEST.episode_id)
             for message in (messages.Acting(0, TICKETS[0].key), messages.EpisodeReady(MANIFEST)):
-                assert not any(hasattr(one, "error") for one in here.receive(message, b"", second + number / 1000))
+                assert not of("hang_up", here.receive(message, b"", second + number / 1000))
     later = working(Named(3))
     assert flood(later, beat([], 0), 600, every_s=2.0) is None
 
@@ -154,7 +152,7 @@ def test_no_more_actions_are_asked_for_at_once_than_slots_may_wait_for() -> None
 def test_answered_requests_cost_nothing() -> None:
     here = working(Named(3), agent=None)
     for number in range(5000):
-        assert not any(hasattr(one, "error") for one in here.receive(ask(number), b"", 0.0))
+        assert not of("hang_up", here.receive(ask(number), b"", 0.0))
         assert sent(here.decided(InferenceFailure(number, "no")))
 
 
@@ -168,9 +166,9 @@ def test_requests_that_nobody_could_answer_so_fast_do_not_fill_the_host(at_work:
     for number in range(3000):
         size = None if image is None else len(image)
         asked = messages.Ask(1 if what == "same" else number, 3, (0, 0, 0), text, size, None, len(attached))
-        effects = here.receive(asked, attached, 0.0)
-        kept += sum(len(text) + len(attached) for effect in effects if isinstance(effect, Decide))
-        if any(isinstance(effect, HangUp) for effect in effects):
+        calls = here.receive(asked, attached, 0.0)
+        kept += (len(text) + len(attached)) * len(of("decide", calls))
+        if of("hang_up", calls):
             break
     else:
         pytest.fail("it may ask for ever")
@@ -196,7 +194,7 @@ def test_a_question_that_would_hold_up_the_policy_of_all_gets_no_action(
     (answer,) = sent(here.receive(asked, attached, 0.0))
     assert isinstance(answer, messages.NoAction) and answer.number == 1 and told in answer.reason
     for _ in range(2000):
-        if any(isinstance(effect, HangUp) for effect in here.receive(asked, attached, 0.0)):
+        if of("hang_up", here.receive(asked, attached, 0.0)):
             return
     pytest.fail("it may ask so for ever, and not read the answers")
 
@@ -230,7 +228,7 @@ def test_what_a_former_host_asked_for_is_no_lie() -> None:
     needed = messages.Need("policy", ["0a"])
     leaked = [needed, messages.Loaded(9), slot(77), SPENT, messages.Working(9, "", []), beat([], 99), ask(1, 99)]
     for message in leaked:
-        assert not any(hasattr(one, "error") for one in here.receive(message, b"", 0.0)), message
+        assert not of("hang_up", here.receive(message, b"", 0.0)), message
     assert sent(here.receive(READY, b"", 0.0)) and not sent(here.receive(READY, b"", 0.0))
 
 
@@ -239,7 +237,7 @@ def test_a_program_that_claims_again_what_it_was_told_to_drop_is_out_of_service(
     claim = Key(7, 7)
     for _ in range(2):
         here.receive(beat([claim], 0), b"", 0.0)
-    errors = [hung_up(effects) for _ in range(3) if len(effects := here.receive(beat([claim], 1), b"", 0.0)) > 1]
+    errors = [hung_up(calls) for _ in range(3) if len(calls := here.receive(beat([claim], 1), b"", 0.0)) > 1]
     assert errors and errors[0].proven
 
 

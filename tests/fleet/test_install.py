@@ -26,6 +26,7 @@ import pytest
 from digirl_dist.errors import InstallError
 from digirl_dist.fleet.install import (
     Package,
+    PipArgs,
     Wheel,
     build_wheel,
     ensure_installed,
@@ -35,7 +36,6 @@ from digirl_dist.fleet.install import (
     this_package,
     what_is_missing,
 )
-from digirl_dist.fleet.pip_logins import PipArgs
 from digirl_dist.settings import InstallSettings, SshSettings
 from digirl_dist.ssh.connect import connect
 from digirl_dist.ssh.connection import Connection

@@ -12,16 +12,15 @@ from typing import Any, get_args
 
 import msgspec
 import pytest
-from fleet.test_session import LIMITS, TICKETS, beat, hung_up, told, working
+from fleet.test_session import LIMITS, TICKETS, beat, hung_up, of, told, working
 from process_watch import eventually
 
 from digirl_dist.errors import LinkLostError, MisconductError
-from digirl_dist.fleet.event_queue import EventQueue
 from digirl_dist.fleet.fleet import Fleet
 from digirl_dist.fleet.ledger import MOST_KEPT, Ledger
 from digirl_dist.fleet.session import ProgramSilent
 from digirl_dist.fleet.spec import Job
-from digirl_dist.fleet.worker_events import ClaimsRefused, Connecting, Lost, Said, Throttled
+from digirl_dist.fleet.worker_events import ClaimsRefused, Connecting, EventQueue, Lost, Said, Throttled
 from digirl_dist.protocol import messages
 from digirl_dist.protocol.messages import MOST_HELD, MOST_REASON, MOST_SLOTS, PROTOCOL, SlotLimits, SlotWait, encode
 from digirl_dist.settings import LimitSettings
@@ -265,7 +264,6 @@ def test_a_program_that_takes_in_no_order_is_replaced_after_twice_what_it_may_be
     now, errors = 0.0, list[Any]()
     while not errors and now < 10 * LIMITS.stuck_s:
         here.ping(now)
-        effects = here.receive(beat([], 0), b"", now)
-        errors += [effect.error for effect in effects if hasattr(effect, "error")]
+        errors += of("hang_up", here.receive(beat([], 0), b"", now))
         now += 2.0
     assert isinstance(errors[0], ProgramSilent) and 2 * LIMITS.stuck_s < now < 3 * LIMITS.stuck_s

@@ -17,8 +17,7 @@ from pathlib import Path
 import pytest
 
 from digirl_dist.errors import SettingsError
-from digirl_dist.fleet.install import Package, build_wheel, ensure_installed
-from digirl_dist.fleet.pip_logins import split_logins
+from digirl_dist.fleet.install import Package, build_wheel, ensure_installed, split_logins
 from digirl_dist.settings import SshSettings
 from digirl_dist.ssh.connect import connect
 from digirl_dist.ssh.localhost_server import LocalhostServer

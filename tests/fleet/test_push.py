@@ -16,8 +16,9 @@ from ssh_relay import relayed
 
 from digirl_dist.errors import FileRefusedError, LinkLostError
 from digirl_dist.fleet.outgoing import Blob, Outgoing, Weights
-from digirl_dist.fleet.push import LinkRate, Push
+from digirl_dist.fleet.push import CourierFiles, LinkRate
 from digirl_dist.fleet.roster import this_python
+from digirl_dist.protocol.messages import Need
 from digirl_dist.settings import PushDtype, SshSettings
 from digirl_dist.ssh.connect import connect
 from digirl_dist.ssh.connection import Address
@@ -77,6 +78,18 @@ def two_versions(folder: Path) -> tuple[list[Blob], list[Blob]]:
     return Outgoing(first, None).blobs(names[0]), Outgoing(second, first).blobs(names[1] - names[0])
 
 
+class Push(CourierFiles):
+    """What a worker that has what lies in ``there`` is brought."""
+
+    def __init__(self, courier: CourierClient, there: Path, link: LinkRate | None = None) -> None:
+        super().__init__(courier, link)
+        self._there = there / "blobs"
+
+    def __call__(self, blobs: list[Blob]) -> int:
+        rests = {path.stem: path.stat().st_size for path in self._there.glob("*.part")}
+        return self.push(Need("policy", [], rests, [path.name for path in self._there.glob("*")]), blobs)
+
+
 def assert_arrived(there: Path, blobs: list[Blob]) -> None:
     for blob in blobs:
         assert (there / "blobs" / blob.digest).read_bytes() == bytes(blob.content())
@@ -86,7 +99,7 @@ def test_on_a_slow_link_a_changed_tensor_travels_as_its_difference(
     courier: CourierClient, there: Path, tmp_path: Path
 ) -> None:
     first, second = two_versions(tmp_path / "checkpoints")
-    push = Push(courier, link(SLOW))
+    push = Push(courier, there, link(SLOW))
     push(first)
     assert push(second) < 0.5 * sum(blob.size for blob in second)
     assert_arrived(there, second)
@@ -94,23 +107,25 @@ def test_on_a_slow_link_a_changed_tensor_travels_as_its_difference(
 
 def test_on_a_fast_link_tensors_travel_whole(courier: CourierClient, there: Path, tmp_path: Path) -> None:
     first, second = two_versions(tmp_path / "checkpoints")
-    push = Push(courier, link(FAST))
+    push = Push(courier, there, link(FAST))
     assert push(first) == sum(blob.size for blob in first)
     assert push(second) == sum(blob.size for blob in second)
     assert_arrived(there, second)
 
 
-def test_a_link_that_was_never_measured_gets_whole_tensors_first(courier: CourierClient, tmp_path: Path) -> None:
+def test_a_link_that_was_never_measured_gets_whole_tensors_first(
+    courier: CourierClient, there: Path, tmp_path: Path
+) -> None:
     first, second = two_versions(tmp_path / "checkpoints")
-    Push(courier, link(SLOW))(first)
-    assert Push(courier, LinkRate())(second) == sum(blob.size for blob in second)
+    Push(courier, there, link(SLOW))(first)
+    assert Push(courier, there, LinkRate())(second) == sum(blob.size for blob in second)
 
 
 def test_a_worker_without_the_version_before_gets_whole_tensors(
     courier: CourierClient, there: Path, tmp_path: Path
 ) -> None:
     _, second = two_versions(tmp_path / "checkpoints")
-    assert Push(courier, link(SLOW))(second) == sum(blob.size for blob in second)
+    assert Push(courier, there, link(SLOW))(second) == sum(blob.size for blob in second)
     assert_arrived(there, second)
 
 
@@ -118,7 +133,7 @@ def test_an_altered_version_before_costs_a_second_try_and_no_more(
     courier: CourierClient, there: Path, tmp_path: Path
 ) -> None:
     first, second = two_versions(tmp_path / "checkpoints")
-    push = Push(courier, link(SLOW))
+    push = Push(courier, there, link(SLOW))
     push(first)
     [delta] = [blob.delta for blob in second if blob.delta is not None and blob.size > 1_000_000]
     base = there / "blobs" / delta.base
@@ -142,9 +157,9 @@ def test_a_push_that_was_cut_goes_on_where_it_stopped(server: Address, there: Pa
 
         threading.Thread(target=cut, daemon=True).start()
         with pytest.raises(LinkLostError):
-            Push(courier)([blob])
+            Push(courier, there)([blob])
     with courier_at(server, there) as courier:
-        assert 0 < Push(courier)([blob]) < 23_000_000
+        assert 0 < Push(courier, there)([blob]) < 23_000_000
     assert_arrived(there, [blob])
     assert not part.exists()
 
@@ -154,26 +169,26 @@ def test_a_rest_that_is_no_beginning_of_the_file_does_no_harm(courier: CourierCl
     blob, other = Blob.of(os.urandom(3_000_000)), Blob.of(os.urandom(2_000_000))
     (there / "blobs").mkdir(parents=True)
     (there / "blobs" / f"{blob.digest}.part").write_bytes(left)
-    push = Push(courier)
+    push = Push(courier, there)
     for _ in range(2):  # the worker asks again for what it still lacks
         push([one for one in (other, blob) if not (there / "blobs" / one.digest).exists()])
     assert_arrived(there, [blob, other])
 
 
-def test_what_is_refused_whole_is_an_error(courier: CourierClient) -> None:
+def test_what_is_refused_whole_is_an_error(courier: CourierClient, there: Path) -> None:
     wrong = Blob(digest(b"other"), 3, lambda: memoryview(b"one"))
     with pytest.raises(FileRefusedError, match="cannot write blobs/"):
-        Push(courier)([wrong])
+        Push(courier, there)([wrong])
 
 
 def test_the_link_is_measured_by_large_transfers_only(server: Address, there: Path, tmp_path: Path) -> None:
     measured = LinkRate()
     with relayed(server, tmp_path) as (relay, address), courier_at(address, there) as courier:
         relay.rate = 10e6
-        Push(courier, measured)([Blob.of(b"small")])
+        Push(courier, there, measured)([Blob.of(b"small")])
         assert measured.rate() is None
         started = time.monotonic()
-        Push(courier, measured)([Blob.of(os.urandom(12_000_000))])
+        Push(courier, there, measured)([Blob.of(os.urandom(12_000_000))])
         took = time.monotonic() - started
     rate = measured.rate()
     assert rate is not None and 0.9 * 12e6 / took < rate < 11e6

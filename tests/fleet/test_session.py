@@ -1,8 +1,8 @@
-"""One connection as a state machine: what the program says and what the host wants go in, effects come out."""
+"""One connection as a state machine: what the program says and what the host wants go in, calls of a rim come out."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from types import SimpleNamespace
 from typing import Any
 
@@ -17,13 +17,14 @@ from digirl_dist.errors import (
     LoginError,
     MisconductError,
     UnreachableError,
+    WorkerError,
 )
-from digirl_dist.fleet.effects import Decide, HangUp, Push, Send, Tell
-from digirl_dist.fleet.outgoing import Named
+from digirl_dist.fleet.outgoing import Blob, Named
 from digirl_dist.fleet.reconnecting import Reconnecting
 from digirl_dist.fleet.session import PING_S, ProgramSilent, Session
 from digirl_dist.fleet.spec import Job
-from digirl_dist.fleet.worker_events import ClaimsRefused, LeasesLost, PolicyLoaded, Said
+from digirl_dist.fleet.worker_events import ClaimsRefused, LeasesLost, PolicyLoaded, Said, WorkerEvent
+from digirl_dist.inference.requests import InferenceRequest
 from digirl_dist.protocol import messages
 from digirl_dist.protocol.messages import PROTOCOL, EpisodeManifest, SlotLimits
 from digirl_dist.settings import LimitSettings
@@ -36,32 +37,74 @@ WORKING = messages.Working(4, "", [])
 TICKETS = [Ticket(0, index, Task("t"), index, 3) for index in range(3)]
 
 
-def session(policy: Named | None = None, agent: bytes | None = b"agent") -> Session:
-    spec: Any = SimpleNamespace(name="w1", slots=4, package="package")
-    return Session(spec, Job("r1", agent, b"emulator", 10, SlotLimits(), 1, 60.0), LIMITS, policy)
+class Recorded:
+    """A session and its rim: what returns nothing of a session returns here the names and arguments of its calls.
+
+    An error that ends the connection is the argument of a call "hang_up".
+    """
+
+    def __init__(self, policy: Named | None, agent: bytes | None) -> None:
+        spec: Any = SimpleNamespace(name="w1", slots=4, package="package")
+        job = Job("r1", agent, b"emulator", 10, SlotLimits(), 1, 60.0)
+        self._session = Session(self, spec, job, LIMITS, policy)
+        self._calls: list[tuple[Any, ...]] = []
+
+    def send(self, message: messages.HostMessage) -> None:
+        messages.encode(message)
+        self._calls.append(("send", message))
+
+    def push(self, need: messages.Need, blobs: Sequence[Blob]) -> None:
+        self._calls.append(("push", need, blobs))
+
+    def decide(self, request: InferenceRequest) -> None:
+        self._calls.append(("decide", request))
+
+    def tell(self, event: WorkerEvent) -> None:
+        self._calls.append(("tell", event))
+
+    def __getattr__(self, name: str) -> Any:
+        found = getattr(self._session, name)
+
+        def called(*arguments: Any) -> Any:
+            self._calls = []
+            try:
+                returned = found(*arguments)
+            except WorkerError as error:
+                returned = self._calls.append(("hang_up", error))
+            return self._calls if returned is None else returned
+
+        return called if callable(found) else found
 
 
-def working(policy: Named | None = None, agent: bytes | None = b"agent") -> Session:
+def session(policy: Named | None = None, agent: bytes | None = b"agent") -> Recorded:
+    return Recorded(policy, agent)
+
+
+def working(policy: Named | None = None, agent: bytes | None = b"agent") -> Recorded:
     here = session(policy, agent)
     here.receive(READY, b"", 0.0)
     here.receive(WORKING, b"", 0.0)
     return here
 
 
-def sent(effects: Any) -> list[messages.HostMessage]:
-    return [effect.message for effect in effects if isinstance(effect, Send)]
+def of(name: str, calls: Any) -> list[Any]:
+    return [call[-1] for call in calls if call[0] == name]
 
 
-def told(effects: Any) -> list[Any]:
-    return [effect.event for effect in effects if isinstance(effect, Tell)]
+def sent(calls: Any) -> list[messages.HostMessage]:
+    return of("send", calls)
 
 
-def hung_up(effects: Any) -> Any:
-    (error,) = [effect.error for effect in effects if isinstance(effect, HangUp)]
+def told(calls: Any) -> list[Any]:
+    return of("tell", calls)
+
+
+def hung_up(calls: Any) -> Any:
+    (error,) = of("hang_up", calls)
     return error
 
 
-def ping(here: Session, begin: float, end: float) -> None:
+def ping(here: Recorded, begin: float, end: float) -> None:
     """Pings as often as a fleet does, from ``begin`` up to ``end``."""
     for now in [*np.arange(begin, end, PING_S).tolist(), end]:
         here.ping(now)
@@ -77,15 +120,15 @@ def test_a_greeting_leads_to_the_job_and_the_newest_policy() -> None:
     assert sent(here.greet(0.0)) == [messages.Hello("r1", [PROTOCOL])]
     (job,) = sent(here.receive(READY, b"", 0.0))
     assert isinstance(job, messages.StartJob) and job.name == "w1" and job.slots == 4
-    effects = here.receive(WORKING, b"", 0.0)
-    assert told(effects) == [Said("w1", WORKING)] and sent(effects) == [messages.LoadPolicy(3, {})]
+    calls = here.receive(WORKING, b"", 0.0)
+    assert told(calls) == [Said("w1", WORKING)] and sent(calls) == [messages.LoadPolicy(3, {})]
 
 
 def test_what_is_needed_is_pushed_and_then_only_said_to_be_there() -> None:
     here = session()
     here.receive(READY, b"", 0.0)
-    (push,) = here.receive(messages.Need("job", [digest(b"agent")]), b"", 0.0)
-    assert isinstance(push, Push) and [bytes(blob.content()) for blob in push.blobs] == [b"agent"]
+    (blobs,) = of("push", here.receive(messages.Need("job", [digest(b"agent")]), b"", 0.0))
+    assert [bytes(blob.content()) for blob in blobs] == [b"agent"]
     assert sent(here.pushed("job", 5)) == [messages.Pushed("job")]
 
 
@@ -157,8 +200,8 @@ def test_an_episode_of_a_ticket_that_was_not_leased_is_an_offence_once_what_lay_
 
 def test_a_request_goes_to_the_hosts_policy_and_a_malformed_one_ends_the_connection() -> None:
     asked = messages.Ask(1, 3, (0, 0, 0), "seen", None, 4, 4)
-    (decide,) = working(Named(3), agent=None).receive(asked, np.float32(2).tobytes(), 0.0)
-    assert isinstance(decide, Decide) and decide.request.observation.vector == np.float32(2)
+    (request,) = of("decide", working(Named(3), agent=None).receive(asked, np.float32(2).tobytes(), 0.0))
+    assert request.observation.vector == np.float32(2)
     assert isinstance(hung_up(working(Named(3), agent=None).receive(asked, b"abcde", 0.0)), MisconductError)
 
 
@@ -172,7 +215,7 @@ def test_heartbeats_show_a_program_that_is_stuck_and_a_link_that_is_half_open() 
 
 
 @pytest.mark.parametrize("make", [session, working], ids=["before the job runs", "while it runs"])
-def test_a_half_open_link_is_noticed_and_a_program_without_a_host_is_not_blamed(make: Callable[[], Session]) -> None:
+def test_a_half_open_link_is_noticed_and_a_program_without_a_host_is_not_blamed(make: Callable[[], Recorded]) -> None:
     here = make()
     assert told(here.receive(beat([], 0, unheard_s=500.0), b"", 100.0)), "no host had come for long"
     ping(here, 100.0, 110.0)
@@ -216,10 +259,10 @@ def test_a_claim_without_a_lease_is_refused_and_dropped() -> None:
     here = working()
     claim = Key(7, 7)
     assert not sent(here.receive(beat([claim], 0), b"", 0.0))
-    effects = here.receive(beat([claim], 0), b"", 0.0)
-    assert ClaimsRefused("w1", [claim]) in told(effects)
-    assert sent(effects) == [messages.Drop(1, [claim], "faults")]
-    dropped = [effect for _ in range(3) for effect in here.receive(beat([claim], 0), b"", 0.0)]
+    calls = here.receive(beat([claim], 0), b"", 0.0)
+    assert ClaimsRefused("w1", [claim]) in told(calls)
+    assert sent(calls) == [messages.Drop(1, [claim], "faults")]
+    dropped = [one for _ in range(3) for one in here.receive(beat([claim], 0), b"", 0.0)]
     assert not sent(dropped), "the program does not know of the drop yet"
 
 

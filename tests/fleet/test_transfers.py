@@ -19,12 +19,11 @@ from process_watch import eventually
 from digirl_dist.child_process import environment
 from digirl_dist.emulator.episode_guard import EpisodeGuard
 from digirl_dist.errors import DigirlDistError, TrajectoryError, WorkerError
-from digirl_dist.fleet.ledger import Ledger
+from digirl_dist.fleet.ledger import Ledger, Shares
 from digirl_dist.fleet.outgoing import Blob
-from digirl_dist.fleet.shares import Shares
 from digirl_dist.fleet.transfers import Transfers, _Checkers
 from digirl_dist.fleet.worker_events import DiskFull, PullRefused, WorkerEvent
-from digirl_dist.protocol.messages import EpisodeManifest
+from digirl_dist.protocol.messages import EpisodeManifest, Need
 from digirl_dist.tasks import Key, Task, Ticket
 
 MIB = 1 << 20
@@ -37,7 +36,7 @@ class Slow:
         self.gate = threading.Event()
         self.batches: list[list[str]] = []
 
-    def push(self, blobs: Sequence[Blob], tell: Callable[[WorkerEvent], None]) -> int:
+    def push(self, need: Need, blobs: Sequence[Blob], tell: Callable[[WorkerEvent], None]) -> int:
         self.gate.wait()
         return 0
 
@@ -65,7 +64,7 @@ def test_what_fits_on_the_disk_is_pulled_together_and_the_rest_after_it(
     monkeypatch.setattr(shutil, "disk_usage", lambda _: SimpleNamespace(free=free))
     files, posted, failed = Slow(), list[WorkerEvent](), list[WorkerError]()
     transfers = transfers_of(files, "w1", posted.append, failed.append, Shares())
-    transfers.push([], lambda sent: None)
+    transfers.push(Need("policy", []), [], lambda sent: None)
     for index in range(5):
         ask(transfers, tmp_path, index, size=2 * MIB)
     ask(transfers, tmp_path, 5, size=6 * MIB)
@@ -131,7 +130,7 @@ def test_eight_episodes_wait_unchecked_and_then_the_worker_waits(tmp_path: Path)
         posted.append(event)
 
     transfers = transfers_of(files, "w1", post, posted.append, Shares())
-    transfers.push([], lambda sent: None)  # so that all are asked for together
+    transfers.push(Need("policy", []), [], lambda sent: None)  # so that all are asked for together
     for index in range(12):
         ask(transfers, tmp_path, index, size=1)
     files.gate.set()

@@ -18,7 +18,7 @@ import yaml
 from process_watch import eventually, nothing_is_left_of
 from test_run import MINE, ROOT, events, keys
 
-from digirl_dist.fleet.watched_roster import WatchedRoster
+from digirl_dist.fleet.roster import WatchedRoster
 from digirl_dist.settings.configuration import Source
 from digirl_dist.ssh.connection import Address
 from digirl_dist.ssh.localhost_server import LocalhostServer

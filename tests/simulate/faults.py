@@ -178,7 +178,7 @@ def _lie_about_length(run: SimulatedRun, machine: Machine, seconds: float) -> No
 def _break_agent(run: SimulatedRun, machine: Machine, seconds: float) -> None:
     """A worker that is out for good; one at least is spared."""
     if machine is not run.machines[0] and machine.program.slots is not None:
-        machine.program.act_fails(EmulatorError("the agent raises"))
+        machine.program.core.act_failed(EmulatorError("the agent raises"))
 
 
 def _release(run: SimulatedRun, machine: Machine, seconds: float) -> None:

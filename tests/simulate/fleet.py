@@ -6,10 +6,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from digirl_dist.fleet.event_queue import EventQueue
 from digirl_dist.fleet.outgoing import Blob
 from digirl_dist.fleet.session import PING_S
-from digirl_dist.fleet.worker_events import Added, Leaving, Pulled, Said, WorkerEvent
+from digirl_dist.fleet.worker_events import Added, EventQueue, Leaving, Pulled, Said, WorkerEvent
 from digirl_dist.protocol.messages import SlotSeconds, TensorEntry
 from digirl_dist.settings import LimitSettings
 from simulate.machine import Machine

@@ -113,7 +113,7 @@ class Invariants:
         _hold(not self.orphans(), "deadline", f"orphans that never end: {self.orphans()}")
 
     def orphans(self) -> list[str]:
-        return [machine.spec.name for machine in self._run.machines if machine.program.ended is None]
+        return [machine.spec.name for machine in self._run.machines if machine.program.stopped_by_host is None]
 
     def _check_updates(self) -> None:
         limit = self._run.scenario.schedule.max_staleness

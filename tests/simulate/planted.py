@@ -12,14 +12,12 @@ from digirl_dist.collect.ahead import Ahead
 from digirl_dist.collect.iteration import Iteration
 from digirl_dist.collect.leases import Leases
 from digirl_dist.collect.slot_time_ledger import SlotTimeLedger
-from digirl_dist.fleet.effects import Tell
 from digirl_dist.fleet.reconnecting import Reconnecting
 from digirl_dist.fleet.session import Session
 from digirl_dist.fleet.worker_events import LeasesLost
 from digirl_dist.protocol.messages import Heartbeat
 from digirl_dist.storage.trajectory_store import Store
 from digirl_dist.worker_program.core import ProgramCore
-from digirl_dist.worker_program.effects import ListSpooled
 
 Patch = pytest.MonkeyPatch
 
@@ -39,13 +37,14 @@ def lost_lease(patch: Patch) -> None:
 
 def lost_news_of_a_lost_lease(patch: Patch) -> None:
     """A ticket that a program lost without a word is noticed, and nobody is told."""
-    real = Session._compared
+    real = Session.__init__
 
-    def compared(self: Any, *arguments: Any) -> Any:
-        found = real(self, *arguments)
-        return [one for one in found if not (isinstance(one, Tell) and isinstance(one.event, LeasesLost))]
+    def init(self: Any, rim: Any, *arguments: Any) -> None:
+        tell = rim.tell
+        rim.tell = lambda event: None if isinstance(event, LeasesLost) else tell(event)
+        real(self, rim, *arguments)
 
-    patch.setattr(Session, "_compared", compared)
+    patch.setattr(Session, "__init__", init)
 
 
 def ignored_heartbeats(patch: Patch) -> None:
@@ -53,7 +52,7 @@ def ignored_heartbeats(patch: Patch) -> None:
     real = Session._receive
 
     def receive(self: Any, message: Any, *more: Any) -> Any:
-        return [] if isinstance(message, Heartbeat) else real(self, message, *more)
+        return None if isinstance(message, Heartbeat) else real(self, message, *more)
 
     patch.setattr(Session, "_receive", receive)
 
@@ -71,13 +70,12 @@ def double_landing(patch: Patch) -> None:
 
 def forgotten_spool(patch: Patch) -> None:
     """A program does not announce the episodes that it finds in its folder."""
-    real = ProgramCore._working
-    patch.setattr(ProgramCore, "_working", lambda self: [one for one in real(self) if not isinstance(one, ListSpooled)])
+    patch.setattr(ProgramCore, "_announce_spooled", lambda self: None)
 
 
 def kept_spool(patch: Patch) -> None:
     """Workers are not told which episodes have landed."""
-    patch.setattr(Session, "forget", lambda self, episode_id: [])
+    patch.setattr(Session, "forget", lambda self, episode_id: None)
 
 
 def one_iteration_too_far_ahead(patch: Patch) -> None:
@@ -132,12 +130,12 @@ def time_away_forgotten(patch: Patch) -> None:
 
 def half_open_before_the_job(patch: Patch) -> None:
     """Whether the program hears the host is asked only once the job runs."""
-    real = Session._compared
+    real = Session._compare
 
-    def compared(self: Any, beat: Heartbeat, now: float) -> Any:
-        return real(self, beat if self._working else msgspec.structs.replace(beat, unheard_s=0.0), now)
+    def compare(self: Any, beat: Heartbeat, now: float) -> None:
+        real(self, beat if self._working else msgspec.structs.replace(beat, unheard_s=0.0), now)
 
-    patch.setattr(Session, "_compared", compared)
+    patch.setattr(Session, "_compare", compare)
 
 
 def older_policy(patch: Patch) -> None:
@@ -158,7 +156,7 @@ def orphan_that_waits_for_its_policy(patch: Patch) -> None:
     def tick(self: Any, now: float, heard_at: float, held: Any, queued: Any) -> Any:
         newest = max(self._ready, default=-1)
         waits = any(ticket.policy_version > newest for ticket in held if ticket.key not in queued)
-        return [] if waits else real(self, now, heard_at, held, queued)
+        return None if waits else real(self, now, heard_at, held, queued)
 
     patch.setattr(ProgramCore, "tick", tick)
 

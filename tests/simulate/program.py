@@ -2,19 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Sequence
 from functools import partial
+from typing import Any
 
 import msgspec
 
 from digirl_dist.capacity import PoolSize
 from digirl_dist.protocol import messages
-from digirl_dist.protocol.messages import EpisodeManifest
+from digirl_dist.protocol.messages import (
+    EpisodeManifest,
+    EpisodeReady,
+    LoadPolicy,
+    StartJob,
+    UnknownFile,
+    WorkerMessage,
+)
 from digirl_dist.rollout.rollout import Finished, Happening
-from digirl_dist.tasks import Ticket
-from digirl_dist.worker_program import effects
-from digirl_dist.worker_program.core import Effects, ProgramCore
-from digirl_dist.worker_program.effects import Effect, SpooledFile
+from digirl_dist.tasks import Key, Ticket
+from digirl_dist.worker_program.core import DiskRefusedError, ProgramCore, What
 from simulate.behaviour import Behaviour
 from simulate.slots import SimulatedSlots
 from simulate.world import World
@@ -25,7 +31,7 @@ _TURN_S = 1.0
 
 
 class SimulatedProgram:
-    """A worker's program and its folder (``blobs``, ``ready``, ``strays``), which outlives ``kill``."""
+    """A worker's program and its folder (``blobs``, ``ready``, ``strays``), which outlives ``kill``: a ``Rim``."""
 
     def __init__(self, world: World, name: str, behaviour: Behaviour, orphan_s: float = 60.0) -> None:
         self.world, self.name, self.behaviour, self.orphan_s = world, name, behaviour, orphan_s
@@ -38,17 +44,18 @@ class SimulatedProgram:
         self.strays: dict[str, str] = {}
         self.damaged: set[str] = set()
         """Episodes whose rows are not what the digest says."""
-        self.done: list[Effect] = []
-        """All effects that were carried out."""
-        self.raises: dict[type, Exception] = {}
-        """What the next effect of that type raises."""
+        self.done: list[tuple[Any, ...]] = []
+        """All calls of the core, by name and arguments."""
+        self.raises: dict[str, Exception] = {}
+        """What the next call of that name raises."""
         self.disk_is_full = False
         self.pushes_arrive = True
         self.ahead_s = 0.0
         """Seconds by which this machine's clock is ahead of the world's."""
         self.episode_bytes = 100_000
         self.generation = 0
-        self.ended: effects.End | None = None
+        self.stopped_by_host: bool | None = None
+        """None: it has not ended."""
         self.slots: SimulatedSlots | None = None
         self._start()
 
@@ -58,8 +65,8 @@ class SimulatedProgram:
         return self.world.now + self.ahead_s
 
     def _start(self) -> None:
-        self.core = ProgramCore(self.orphan_s, "", "3.11", self.generation)
-        self.ended = None
+        self.core = ProgramCore(self, self.orphan_s, "", "3.11", self.generation)
+        self.stopped_by_host = None
         self.heard_at = self.now
         self.needed: list[str] = []
         self.answers: list[messages.Action | messages.NoAction] = []
@@ -69,7 +76,7 @@ class SimulatedProgram:
         self._unread: list[messages.HostMessage] = []
         self._unnoticed: list[Happening] = []
         """What happened on the slots since the loop's last turn."""
-        self._close_slots()
+        self._shut()
         self.world.later(_TURN_S, partial(self._clockwork, self.generation))
 
     def kill(self) -> None:
@@ -79,7 +86,7 @@ class SimulatedProgram:
 
     def attach(self, replace: bool) -> None:
         """A host comes: a program that has ended, or is to be replaced, is started again."""
-        if replace or self.ended is not None:
+        if replace or self.stopped_by_host is not None:
             self.kill()
 
     def receive(self, message: messages.HostMessage) -> None:
@@ -113,26 +120,11 @@ class SimulatedProgram:
     def held(self) -> list[Ticket]:
         return [] if self.slots is None else self.slots.held()
 
-    def happened(self, happening: Happening) -> None:
-        self.do("episode", self.core.happened(happening))
-
-    def act_fails(self, error: Exception) -> None:
-        """The agent raises in its turn."""
-        self.do("act", self.core.act_failed(error))
-
-    def do(self, during: str, wanted: Effects) -> None:
-        """Carries the effects out as the core's contract says."""
-        try:
-            self._carry_out(wanted)
-        except Exception as error:
-            self._carry_out(self.core.failed(during, error))
-        self.core.settle()
-
     def _act_on(self, message: messages.HostMessage) -> None:
         self._notice()
         if isinstance(message, messages.Pushed) and self.pushes_arrive:
             self.blobs.update(self.needed)
-        self.do(type(message).__name__, self.core.receive(message, self.now))
+        self.core.receive(message, self.now)
         self._tick()
 
     def _thaw(self, generation: int) -> None:
@@ -146,98 +138,109 @@ class SimulatedProgram:
                 self._act_on(message)
         self._tick()
 
-    def _carry_out(self, wanted: Effects) -> None:
-        for effect in wanted:
-            if (error := self.raises.pop(type(effect), None)) is not None:
-                raise error
-            self.done.append(effect)
-            self._carry_out(self._result(effect))
+    def _note(self, name: str, *arguments: Any) -> None:
+        if (error := self.raises.pop(name, None)) is not None:
+            raise error
+        self.done.append((name, *arguments))
 
-    def _result(self, effect: Effect) -> Effects:
-        match effect:
-            case effects.Send(message):
-                if isinstance(message, messages.Need):
-                    self.needed = message.digests
-                self._say(message)
-            case effects.End():
-                self.ended = effect
-                self._end()
-            case effects.StartSlots(job):
-                count = job.slots or self.behaviour.slots
-                tell = partial(self._tell, self.generation)
-                self.slots = SimulatedSlots(self.world, self.name, count, self.behaviour, job.limits, tell)
-                return self.core.started(job, PoolSize(count, ""))
-            case effects.CloseSlots():
-                self._close_slots()
-            case effects.PassAnswer(answer):
-                self.answers.append(answer)
-            case _ if self.slots is not None:
-                return self._on_slots(effect, self.slots)
-            case _:
-                return self._on_files(effect)
-        return []
+    def send(self, message: WorkerMessage) -> None:
+        if isinstance(message, messages.Need):
+            self.needed = message.digests
+        self._say(message)
 
-    def _on_slots(self, effect: Effect, slots: SimulatedSlots) -> Effects:
-        match effect:
-            case effects.LeaseTickets(tickets):
-                slots.lease([ticket for ticket in tickets if not self.behaviour.mishears(ticket)])
-            case effects.DropTickets(keys, lost_to):
-                slots.drop(keys, lost_to)
-            case effects.IdleBecause(activity):
-                slots.idle(activity)
-            case effects.CountSeconds():
-                return self.core.counted(slots.counted())
-            case effects.LoadTensors(policy):
-                if altered := self.altered & {entry.digest for entry in policy.tensors.values()}:
-                    self.blobs -= altered
-                    self.altered.clear()
-                    return self.core.altered()
-                if self.behaviour.load_s:
-                    self.freeze(self.behaviour.load_s)
-                return self._acts_with(policy.version, slots)
-            case effects.ShareTensors(version, other):
-                assert other in slots.versions
-                return self._acts_with(version, slots)
-            case effects.KeepVersions(versions):
-                slots.act_with(slots.versions & versions)
-            case _:
-                return self._on_files(effect)
-        return []
+    def end(self, stopped: bool) -> None:
+        self._note("end", stopped)
+        self.stopped_by_host = stopped
+        self._end()
 
-    def _acts_with(self, version: int, slots: SimulatedSlots) -> Effects:
-        slots.act_with(slots.versions | {version})
-        return self.core.loaded(version)
+    def start_slots(self, job: StartJob) -> PoolSize:
+        self._note("start_slots", job)
+        count = job.slots or self.behaviour.slots
+        tell = partial(self._tell, self.generation)
+        self.slots = SimulatedSlots(self.world, self.name, count, self.behaviour, job.limits, tell)
+        return PoolSize(count, "")
 
-    def _on_files(self, effect: Effect) -> Effects:
-        match effect:
-            case effects.FindMissing(what, digests):
-                return self.core.found_missing(what, [name for name in digests if name not in self.blobs])
-            case effects.KeepBlobs(tensors, packed):
-                self.blobs &= {*tensors, *packed}
-            case effects.WriteEpisode(run, finished):
-                return self._write(run, finished)
-            case effects.ListSpooled(run):
-                strays, self.strays = self.strays, {}
-                for name in [name for name, (manifest, _) in self.ready.items() if manifest.run != run]:
-                    strays[name] = f"it is of run {self.ready.pop(name)[0].run}, not of {run}"
-                found = [SpooledFile(name, manifest) for name, (manifest, _) in self.ready.items()]
-                return self.core.spooled([*found, *(SpooledFile(name, None, why) for name, why in strays.items())])
-            case effects.DeleteEpisodes(names):
-                for name in names:
-                    self.ready.pop(name, None)
-        return []
+    def close_slots(self) -> None:
+        self._note("close_slots")
+        self._shut()
 
-    def _write(self, run: str, finished: Finished) -> Effects:
-        ticket, name = finished.trajectory.ticket, finished.trajectory.episode_id
+    @property
+    def _running(self) -> SimulatedSlots:
+        assert self.slots is not None
+        return self.slots
+
+    def lease(self, tickets: Sequence[Ticket]) -> None:
+        self._note("lease", tickets)
+        self._running.lease([ticket for ticket in tickets if not self.behaviour.mishears(ticket)])
+
+    def drop(self, keys: Collection[Key], lost_to: str) -> None:
+        self._note("drop", keys, lost_to)
+        self._running.drop(keys, lost_to)
+
+    def idle(self, activity: str) -> None:
+        self._note("idle", activity)
+        self._running.idle(activity)
+
+    def spent(self) -> dict[str, float]:
+        return self._running.counted()
+
+    def load(self, policy: LoadPolicy) -> bool:
+        self._note("load", policy)
+        if altered := self.altered & {entry.digest for entry in policy.tensors.values()}:
+            self.blobs -= altered
+            self.altered.clear()
+            return False
+        if self.behaviour.load_s:
+            self.freeze(self.behaviour.load_s)
+        self._running.act_with(self._running.versions | {policy.version})
+        return True
+
+    def share(self, version: int, other: int) -> None:
+        self._note("share", version, other)
+        assert other in self._running.versions
+        self._running.act_with(self._running.versions | {version})
+
+    def keep_versions(self, versions: frozenset[int]) -> None:
+        self._running.act_with(self._running.versions & versions)
+
+    def answer(self, answer: messages.Action | messages.NoAction) -> None:
+        self.answers.append(answer)
+
+    def ask_again(self) -> None:
+        self._note("ask_again")
+
+    def missing(self, what: What, digests: Sequence[str]) -> list[str]:
+        return [name for name in digests if name not in self.blobs]
+
+    def rests(self, digests: Sequence[str]) -> dict[str, int]:
+        return {}
+
+    def keep_blobs(self, tensors: Collection[str], packed: Collection[str]) -> None:
+        self.blobs &= {*tensors, *packed}
+
+    def write(self, run: str, finished: Finished) -> EpisodeManifest:
+        self._note("write", run, finished)
         if self.disk_is_full:
-            return self.core.not_written(ticket.key, "No space left on device")
+            raise DiskRefusedError("No space left on device")
+        ticket, name = finished.trajectory.ticket, finished.trajectory.episode_id
         seconds, age_s = finished.ended_at - finished.started_at, self.world.now - finished.ended_at
         version, slot, size = ticket.policy_version, finished.trajectory.slot, self.episode_bytes
         manifest = EpisodeManifest(
             run, ticket.key, ticket.attempt, version, name, size, DIGEST, slot, seconds, age_s, finished.spent
         )
         self.ready[name] = manifest, ticket
-        return self.core.written(manifest)
+        return manifest
+
+    def spooled(self, run: str) -> Sequence[EpisodeReady | UnknownFile]:
+        strays, self.strays = self.strays, {}
+        for name in [name for name, (manifest, _) in self.ready.items() if manifest.run != run]:
+            strays[name] = f"it is of run {self.ready.pop(name)[0].run}, not of {run}"
+        found = [EpisodeReady(manifest) for manifest, _ in self.ready.values()]
+        return [*found, *(UnknownFile(name, why) for name, why in strays.items())]
+
+    def delete(self, names: Sequence[str]) -> None:
+        for name in names:
+            self.ready.pop(name, None)
 
     def _tell(self, generation: int, happening: Happening) -> None:
         """The loop notices in its next turn what happens on slots."""
@@ -257,23 +260,23 @@ class SimulatedProgram:
     def _notice(self) -> None:
         happened, self._unnoticed = self._unnoticed, []
         for happening in happened:
-            self.happened(happening)
+            self.core.happened(happening)
 
     def _tick(self) -> None:
         """The end of a turn of the loop."""
         self._notice()
-        if self.ended is None:
+        if self.stopped_by_host is None:
             self.core.wait(self.now)
             queued = [] if self.slots is None else [ticket.key for ticket in self.slots.queue]
-            self.do("tick", self.core.tick(self.now, self.heard_at, self.held(), queued))
+            self.core.tick(self.now, self.heard_at, self.held(), queued)
 
     def _end(self) -> None:
         self.generation += 1
         self.say = None
-        self._close_slots()
+        self._shut()
         self.ends()
 
-    def _close_slots(self) -> None:
+    def _shut(self) -> None:
         if self.slots is not None:
             self.slots.close()
         self.slots = None

@@ -66,8 +66,9 @@ class Host:
         while self.world.advance(until):
             pass
 
-    def did(self, kind: type[M]) -> list[M]:
-        return [effect for effect in self.program.done if isinstance(effect, kind)]
+    def did(self, name: str) -> list[list[Any]]:
+        """Returns the arguments of all calls of that name that the core made."""
+        return [arguments for called, *arguments in self.program.done if called == name]
 
 
 def policy(version: int, digest: str = "0a") -> LoadPolicy:

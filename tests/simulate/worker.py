@@ -7,17 +7,19 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 from random import Random
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 from digirl_dist.errors import LinkLostError, TrajectoryError, WorkerError
-from digirl_dist.fleet.effects import HangUp, Push, Send, Tell
 from digirl_dist.fleet.outgoing import Blob, PublishedPolicy
 from digirl_dist.fleet.reconnecting import Reconnecting
-from digirl_dist.fleet.session import Commands, Effects, Session
+from digirl_dist.fleet.session import Session
 from digirl_dist.fleet.spec import Job
 from digirl_dist.fleet.worker_events import Lost, Pulled, PullRefused, WorkerEvent
+from digirl_dist.inference.requests import InferenceRequest
 from digirl_dist.protocol.messages import (
     EpisodeManifest,
+    HostMessage,
+    Need,
     SlotLimits,
     SlotSeconds,
     WorkerMessage,
@@ -25,7 +27,7 @@ from digirl_dist.protocol.messages import (
     decode_worker_message,
     encode,
 )
-from digirl_dist.tasks import Ticket
+from digirl_dist.tasks import Key, Ticket
 from digirl_dist.trajectory import Trajectory
 from simulate.link import Way, Wire
 from simulate.machine import Machine
@@ -45,8 +47,9 @@ _UNREACHED_S = 2.0
 class _Attached:
     """One connection that stands, with its lines, its transfers and its watchdog."""
 
-    def __init__(self, worker: SimulatedWorker, session: Session) -> None:
-        self.worker, self.session = worker, session
+    def __init__(self, worker: SimulatedWorker, job: Job, policy: PublishedPolicy | None) -> None:
+        self.worker = worker
+        self.session = Session(self, worker.spec, job, worker.fleet.limits, policy)
         self.world, self.machine = worker.machine.world, worker.machine
         link = self.machine.link
         self.to_program = Wire(link, lambda: link.to_program, self._program_hears, self._torn)
@@ -57,21 +60,26 @@ class _Attached:
         """When the accounts of slot-seconds that are on their way were made, and what episodes under way had cost."""
         self._generation = self.machine.program.generation
 
-    def ask(self, action: Callable[[Session], Effects]) -> None:
-        """Has the session act and carries out the effects."""
-        for effect in action(self.session):
-            match effect:
-                case Send(message):
-                    self.to_program.send(encode(message))
-                case Push(what, blobs):
-                    self.carry(sum(blob.size for blob in blobs), partial(self._pushed, what, blobs))
-                case Tell(event):
-                    self.worker.post(event)
-                case HangUp(error):
-                    if error.fatal:
-                        self.to_program.send(encode_stop(self.session))
-                    self.worker.lost(self, error)
-                    return
+    def ask(self, action: Callable[[Session], None]) -> None:
+        """Has the session act."""
+        try:
+            action(self.session)
+        except WorkerError as error:
+            if error.fatal:
+                self.session.stop()
+            self.worker.lost(self, error)
+
+    def send(self, message: HostMessage) -> None:
+        self.to_program.send(encode(message))
+
+    def push(self, need: Need, blobs: Sequence[Blob]) -> None:
+        self.carry(sum(blob.size for blob in blobs), partial(self._pushed, need.what, blobs))
+
+    def decide(self, request: InferenceRequest) -> None:
+        """Simulated workers have the policy themselves."""
+
+    def tell(self, event: WorkerEvent) -> None:
+        self.worker.post(event)
 
     def say(self, message: WorkerMessage) -> None:
         """What the program sends."""
@@ -159,12 +167,12 @@ class _Attached:
         else:
             self.world.later(0.5, lambda: self._carried(then, since))
 
-    def _pushed(self, what: str, blobs: Sequence[Blob]) -> None:
+    def _pushed(self, what: Literal["job", "policy"], blobs: Sequence[Blob]) -> None:
         self.machine.program.blobs.update(blob.digest for blob in blobs)
         self.ask(lambda session: session.pushed(what, sum(blob.size for blob in blobs)))
 
 
-class SimulatedWorker(Commands):
+class SimulatedWorker:
     """Fulfils what a collector needs of a ``RemoteWorker``."""
 
     def __init__(self, fleet: SimulatedFleet, machine: Machine) -> None:
@@ -189,6 +197,21 @@ class SimulatedWorker(Commands):
     def publish(self, policy: PublishedPolicy) -> None:
         self._policy = policy
         self._ask(lambda session: session.announce(policy, self.fleet.world.now))
+
+    def lease(self, tickets: Sequence[Ticket]) -> None:
+        self._ask(lambda session: session.lease(tickets))
+
+    def drop(self, keys: Sequence[Key], lost_to: str) -> None:
+        self._ask(lambda session: session.drop(keys, lost_to))
+
+    def forget(self, episode_id: str) -> None:
+        self._ask(lambda session: session.forget(episode_id))
+
+    def collected(self) -> None:
+        self._ask(lambda session: session.collected())
+
+    def ping(self, now: float) -> None:
+        self._ask(lambda session: session.ping(now))
 
     def refuse(self, error: WorkerError) -> None:
         if self.attached is not None:
@@ -229,7 +252,7 @@ class SimulatedWorker(Commands):
             self.attached.close()
             self.attached = None
 
-    def _ask(self, action: Callable[[Session], Effects]) -> None:
+    def _ask(self, action: Callable[[Session], None]) -> None:
         if self.attached is not None:
             self.attached.ask(action)
 
@@ -249,8 +272,7 @@ class SimulatedWorker(Commands):
             return
         program = self.machine.program
         program.attach(self._coming_back.replace)
-        session = Session(self.machine.spec, self._job, self.fleet.limits, self._policy)
-        attached = self.attached = _Attached(self, session)
+        attached = self.attached = _Attached(self, self._job, self._policy)
         program.say, program.ends = attached.say, attached.program_ended
         attached.ask(lambda session: session.greet(self.fleet.world.now))
         self.fleet.later(1.0, attached.watch)
@@ -275,12 +297,6 @@ class SimulatedWorker(Commands):
                 self.post(PullRefused(name, manifest, str(error)))
                 return
             self.post(Pulled(name, manifest, episode, path, self.fleet.world.now - began_at))
-
-
-def encode_stop(session: Session) -> bytes:
-    [stop] = session.stop()
-    assert isinstance(stop, Send)
-    return encode(stop.message)
 
 
 SLOT_LIMITS = SlotLimits(boot_s=5.0, reset_s=5.0, step_s=8.0, failures=3, quarantine_s=10.0)

@@ -23,10 +23,8 @@ from digirl_dist.fleet.worker_events import Added, Connecting
 from digirl_dist.protocol.messages import SlotLimits
 from digirl_dist.settings import LimitSettings, Settings, SlurmSettings, SshSettings
 from digirl_dist.slurm import commands
-from digirl_dist.slurm.address import SlurmAddress
-from digirl_dist.slurm.jobs import Jobs, parse, why_ended
-from digirl_dist.slurm.nodes import Nodes
-from digirl_dist.slurm.session import SrunConnection
+from digirl_dist.slurm.jobs import Jobs, SlurmAddress, parse, why_ended
+from digirl_dist.slurm.nodes import Nodes, SrunConnection
 from digirl_dist.storage.events import Events
 from digirl_dist.storage.status import Status
 from digirl_dist.strands.lookout import LOOKOUT

@@ -18,10 +18,8 @@ from digirl_dist.assembly.collectors.ssh import slurm_says
 from digirl_dist.child_process import environment
 from digirl_dist.errors import ClusterError, LinkLostError, UnreachableError
 from digirl_dist.settings import Settings, SlurmSettings, SshSettings
-from digirl_dist.slurm.address import SlurmAddress
-from digirl_dist.slurm.jobs import Jobs, sign_of_life
-from digirl_dist.slurm.nodes import Nodes
-from digirl_dist.slurm.session import SrunConnection
+from digirl_dist.slurm.jobs import Jobs, SlurmAddress, sign_of_life
+from digirl_dist.slurm.nodes import Nodes, SrunConnection
 from digirl_dist.storage import json_lines, parquet
 
 pytestmark = [pytest.mark.system, pytest.mark.xdist_group("slurm"), pytest.mark.long_file(70)]

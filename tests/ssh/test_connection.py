@@ -124,7 +124,7 @@ def test_the_end_of_a_command_is_seen_though_its_input_is_open(link: Connection)
 def test_a_silent_command_is_told_from_a_silent_link(link: Connection) -> None:
     channel = link.open(["sleep", "20"])
     with pytest.raises(LinkLostError, match=r"`sleep 20` was silent for 0.6 s"):
-        channel.readline(timeout_s=0.6)
+        channel.readline(0.6)
     assert link.answers()
     channel.close()
 

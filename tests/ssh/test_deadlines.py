@@ -19,6 +19,8 @@ from digirl_dist.ssh.connection import Connection
 from digirl_dist.ssh.courier import CourierClient, Put
 from digirl_dist.storage.digest import digest
 
+from .test_files import get
+
 pytestmark = pytest.mark.component
 
 DRIPS = "while :; do printf x; sleep 0.2; done"
@@ -50,30 +52,30 @@ def within(action: Callable[[], object], error: type[Exception], match: str) -> 
 @pytest.mark.parametrize("peer", [DRIPS, FLOODS_STDERR])
 def test_a_line_that_never_ends_is_waited_for_no_longer_than_its_limit(link: Connection, peer: str) -> None:
     channel = link.open(peer)
-    within(lambda: channel.readline(timeout_s=1.0), LinkLostError, "was silent for 1 s")
+    within(lambda: channel.readline(1.0), LinkLostError, "was silent for 1 s")
     channel.close()
 
 
 def test_of_a_line_without_end_no_more_is_read_than_a_line_may_have(link: Connection) -> None:
     channel = link.open(FLOODS)
-    assert len(channel.readline(timeout_s=WELL_OVER, longest=1 << 20)) == (1 << 20) + 1
+    assert len(channel.readline(WELL_OVER, longest=1 << 20)) == (1 << 20) + 1
     assert len(channel.stderr()) == 0
     channel.close()
 
 
 def test_bytes_that_belong_to_a_line_must_all_come_in_time(link: Connection) -> None:
     channel = link.open(DRIPS)
-    within(lambda: channel.read_exactly(1000, timeout_s=1.0), LinkLostError, "was silent for 1 s")
+    within(lambda: channel.read_exactly(1000, 1.0), LinkLostError, "was silent for 1 s")
     channel.close()
 
 
 def test_what_is_attached_to_a_line_may_take_long_but_not_by_drops(server: Server, short: SshSettings) -> None:
     with connect(server.address, short) as link:
         channel = link.open("for _ in 1 2 3 4 5; do head -c 200000 /dev/zero; sleep 0.5; done")
-        assert len(channel.pull_exactly(1_000_000)) == 1_000_000
+        assert len(channel.read_exactly(1_000_000)) == 1_000_000
         channel.close()
         channel = link.open(DRIPS)
-        within(lambda: channel.pull_exactly(1000), TooSlowError, "slowest_kb_s")
+        within(lambda: channel.read_exactly(1000), TooSlowError, "slowest_kb_s")
         channel.close()
 
 
@@ -87,7 +89,7 @@ def test_a_command_that_prints_without_end_is_cut_off(link: Connection) -> None:
 
 def test_a_flood_on_stderr_is_kept_in_part_and_holds_nobody_up(link: Connection) -> None:
     channel = link.open(FLOODS_STDERR)
-    within(lambda: channel.readline(timeout_s=1.0), LinkLostError, "was silent")
+    within(lambda: channel.readline(1.0), LinkLostError, "was silent")
     assert 0 < len(channel.stderr()) <= 1 << 20
     channel.close()
 
@@ -103,17 +105,17 @@ def test_a_file_that_comes_by_drops_is_given_up(
     link: Connection, short: SshSettings, tmp_path: Path, file: str
 ) -> None:
     courier = CourierClient(link, ["sh", "-c", f"read asked; echo '{file}'; {DRIPS}"], short)
-    within(lambda: courier.get("e", tmp_path / "e", "0" * 32, 4_000_000), TooSlowError, "moved no data for 1 s")
+    within(lambda: get(courier, "e", tmp_path / "e", "0" * 32, 4_000_000), TooSlowError, "moved no data for 1 s")
 
 
 def test_an_answer_that_comes_by_drops_is_given_up(link: Connection, short: SshSettings) -> None:
     courier = CourierClient(link, ["sh", "-c", DRIPS], short)
-    within(lambda: courier.sizes(["e"]), TooSlowError, "moved no data for 1 s")
+    within(lambda: courier.put_many([Put("e", b"x", digest(b"x"))]), TooSlowError, "moved no data for 1 s")
 
 
 def test_more_than_was_announced_is_not_written(link: Connection, short: SshSettings, tmp_path: Path) -> None:
     courier = CourierClient(link, ["sh", "-c", f"read asked; echo '{{\"size\": 10000000000}}'; {FLOODS}"], short)
-    within(lambda: courier.get("e", tmp_path / "e", "0" * 32, 6000), MisconductError, "announced with 6000 bytes")
+    within(lambda: get(courier, "e", tmp_path / "e", "0" * 32, 6000), MisconductError, "announced with 6000 bytes")
     assert sum(path.stat().st_size for path in tmp_path.iterdir()) <= 12_000
 
 
@@ -132,7 +134,7 @@ def test_an_answer_of_another_shape_is_the_workers_fault(
 ) -> None:
     patient = dataclasses.replace(short, stall_s=WELL_OVER / 2)
     courier = CourierClient(link, ["sh", "-c", f"read asked; {answer}; sleep 20"], patient)
-    within(lambda: courier.get("e", tmp_path / "e", "0" * 32, 6), MisconductError, "its courier answers with")
+    within(lambda: get(courier, "e", tmp_path / "e", "0" * 32, 6), MisconductError, "its courier answers with")
 
 
 @pytest.mark.parametrize(

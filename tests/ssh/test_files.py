@@ -51,13 +51,20 @@ def _put(courier: CourierClient, **files: bytes) -> int:
     return courier.put_many(Put(name, data, digest(data)) for name, data in files.items())
 
 
+def get(courier: CourierClient, remote: str, local: Path, digest: str, size: int) -> None:
+    """Fetches one file. Raises what is wrong with it."""
+    [(_, problem)] = courier.get_many([Get(remote, local, digest, size)])
+    if problem is not None:
+        raise problem
+
+
 def test_files_of_all_sizes_arrive_and_come_back(courier: CourierClient, there: Path, tmp_path: Path) -> None:
     sizes = [0, 1, 32_703, 32_704, 32_705, 1 << 20, 3_000_001]
     files = {f"f{size}": os.urandom(size) for size in sizes}
     assert _put(courier, **files) == sum(sizes)
     for name, data in files.items():
         assert (there / name).read_bytes() == data
-        courier.get(name, tmp_path / name, digest(data), len(data))
+        get(courier, name, tmp_path / name, digest(data), len(data))
         assert (tmp_path / name).read_bytes() == data
     assert not list(tmp_path.glob("**/*.part"))
 
@@ -80,7 +87,7 @@ def test_a_file_that_becomes_shorter_ends_the_courier(courier: CourierClient, th
     with open(tmp_path / "local", "rb") as file, shorter:
         courier.put_many([Put("part", FilePart(file, 0, 1_000_001), digest(b""))])
     with pytest.raises(WorkerError):
-        courier.delete(["part"])
+        _put(courier, more=b"x")
     assert not (there / "part").exists()
 
 
@@ -96,7 +103,7 @@ def test_files_are_asked_for_ahead_and_one_that_is_lost_costs_no_other(courier: 
     lost = {name: type(problem) for name, problem in problems.items() if problem}
     assert lost == {"missing": FileRefusedError, "altered": TrajectoryError}
     assert all((tmp_path / name).read_bytes() == data for name, data in files.items())
-    courier.delete([])
+    _put(courier, more=b"x")
 
 
 def test_thousands_of_small_files_need_no_round_trip_each(courier: CourierClient, there: Path) -> None:
@@ -147,8 +154,7 @@ def test_a_path_that_leaves_the_folder_is_refused(
     (there / "link").symlink_to(tmp_path)
     for attempt in (
         lambda: courier.put_many([Put(name, b"x" * 100_000, digest(b"x" * 100_000))]),
-        lambda: courier.get(name, tmp_path / "got", digest(b"x"), 1),
-        lambda: courier.delete([name]),
+        lambda: get(courier, name, tmp_path / "got", digest(b"x"), 1),
     ):
         with pytest.raises(WorkerError, match="leads out of|is not a plain relative path"):
             attempt()
@@ -161,14 +167,14 @@ def test_a_link_that_points_outside_is_not_read(courier: CourierClient, there: P
     (tmp_path / "secret").write_bytes(b"secret")
     (there / "link").symlink_to(tmp_path / "secret")
     with pytest.raises(WorkerError, match="leads out of"):
-        courier.get("link", tmp_path / "got", digest(b"secret"), 6)
+        get(courier, "link", tmp_path / "got", digest(b"secret"), 6)
 
 
 def test_getting_a_missing_file_names_it_and_the_courier_goes_on(courier: CourierClient, tmp_path: Path) -> None:
     with pytest.raises(WorkerError, match="worker w1: cannot read nothing: No such file or directory"):
-        courier.get("nothing", tmp_path / "got", digest(b""), 0)
+        get(courier, "nothing", tmp_path / "got", digest(b""), 0)
     _put(courier, something=b"x")
-    courier.get("something", tmp_path / "got", digest(b"x"), 1)
+    get(courier, "something", tmp_path / "got", digest(b"x"), 1)
 
 
 @pytest.mark.parametrize("altered", [b"altered!", b"longer than announced", b"short"])
@@ -177,7 +183,7 @@ def test_a_file_that_is_not_what_was_announced_is_refused(
 ) -> None:
     _put(courier, episode=altered)
     with pytest.raises(TrajectoryError, match="worker w1: episode is not the file that was announced"):
-        courier.get("episode", tmp_path / "episode", digest(b"original"), 8)
+        get(courier, "episode", tmp_path / "episode", digest(b"original"), 8)
     assert [path.name for path in tmp_path.glob("episode*")] == []
 
 
@@ -189,14 +195,8 @@ def test_what_an_earlier_attempt_left_is_continued_or_thrown_away(
     _put(courier, episode=data)
     left = {"beginning": data[:1_000_000], "rubbish": b"?" * 1_000_000, "whole": data, "longer": data + b"!"}[rest]
     (tmp_path / "episode.part").write_bytes(left)
-    courier.get("episode", tmp_path / "episode", digest(data), len(data))
+    get(courier, "episode", tmp_path / "episode", digest(data), len(data))
     assert (tmp_path / "episode").read_bytes() == data
-
-
-def test_deleting_takes_what_is_there(courier: CourierClient, there: Path) -> None:
-    _put(courier, one=b"1", two=b"2", three=b"3")
-    courier.delete(["one", "not there", "three"])
-    assert [path.name for path in there.iterdir()] == ["two"]
 
 
 @pytest.fixture
@@ -232,9 +232,9 @@ def test_a_full_disk_on_this_side_is_told_from_the_workers(courier: CourierClien
     data = os.urandom(5_000_000)
     _put(courier, episode=data)
     with pytest.raises(RunFolderError, match="episode.part on this machine: No space left on device"):
-        courier.get("episode", small_disk / "episode", digest(data), len(data))
+        get(courier, "episode", small_disk / "episode", digest(data), len(data))
     with pytest.raises(WorkerError):
-        courier.delete(["episode"])
+        _put(courier, more=b"x")
 
 
 def test_an_error_of_the_source_ends_the_courier_instead_of_mixing_files_up(courier: CourierClient) -> None:
@@ -245,7 +245,7 @@ def test_an_error_of_the_source_ends_the_courier_instead_of_mixing_files_up(cour
     with pytest.raises(ZeroDivisionError):
         courier.put_many(broken())
     with pytest.raises(WorkerError):
-        courier.delete(["one"])
+        _put(courier, more=b"x")
 
 
 def test_a_server_killed_in_the_middle_of_a_put_leaves_no_file(
@@ -268,7 +268,7 @@ def test_a_server_killed_in_the_middle_of_a_get_leaves_no_file(
     with connect(server.address, limits) as link, CourierClient(link, courier_command(there), limits) as courier:
         threading.Thread(target=_kill_once_there, args=[tmp_path / "big.part", server], daemon=True).start()
         with pytest.raises(LinkLostError):
-            courier.get("big", tmp_path / "big", "0" * 32, 2_000_000_000)
+            get(courier, "big", tmp_path / "big", "0" * 32, 2_000_000_000)
     assert not (tmp_path / "big").exists()
     assert (tmp_path / "big.part").stat().st_size < 2_000_000_000
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import shutil
 import signal
-import socket
 import subprocess
 from collections.abc import Iterator
 from dataclasses import replace
@@ -16,7 +15,6 @@ from process_watch import eventually
 
 from digirl_dist.errors import LoginError, UnreachableError
 from digirl_dist.settings import SshSettings, SshTransport
-from digirl_dist.ssh.agent import Agent, SilentAgent, silence
 from digirl_dist.ssh.connect import connect
 from digirl_dist.ssh.connection import Address
 
@@ -44,7 +42,7 @@ def without_key(server: Server) -> Address:
 
 def test_an_agent_that_does_not_answer_is_named(openssh: Server, limits: SshSettings, agent: int) -> None:
     os.kill(agent, signal.SIGSTOP)
-    with pytest.raises(UnreachableError, match=r"the SSH agent at SSH_AUTH_SOCK=.*/agent did not answer within"):
+    with pytest.raises((LoginError, UnreachableError), match=r"the SSH agent .*answer.*`ssh-add -l`"):
         connect(without_key(openssh), limits)
 
 
@@ -61,29 +59,16 @@ def test_a_key_of_the_agent_lets_in(openssh: Server, limits: SshSettings, agent:
         assert connection.run(["echo", "in"]).stdout == b"in\n"
 
 
-@pytest.mark.parametrize("queue", [0, 1])
-def test_an_agent_that_takes_no_connections_is_silent(queue: int, tmp_path: Path) -> None:
-    """``queue`` full: where many wait for it already, even to connect has no end."""
-    with socket.socket(socket.AF_UNIX) as listening, socket.socket(socket.AF_UNIX) as first:
-        listening.bind(str(tmp_path / "agent"))
-        listening.listen(0)
-        if queue:
-            first.connect(str(tmp_path / "agent"))
-        with pytest.raises(SilentAgent, match=f"SSH_AUTH_SOCK={tmp_path}/agent did not answer"):
-            Agent(0.2, str(tmp_path / "agent"))
-    assert silence(str(tmp_path / "none")) == ""
-
-
 def test_a_proxy_command_that_never_connects_is_named(
     openssh: Server, limits: SshSettings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    if limits.transport is SshTransport.openssh:  # its own ends with its user's entry in /etc/passwd, not with HOME
-        monkeypatch.setattr("os.path.expanduser", lambda path: str(path).replace("~", str(tmp_path)))
+    # its own ends with its user's entry in /etc/passwd, not with HOME
+    monkeypatch.setattr("os.path.expanduser", lambda path: str(path).replace("~", str(tmp_path)))
     monkeypatch.setenv("HOME", str(tmp_path))
     (tmp_path / ".ssh").mkdir()
     (tmp_path / ".ssh" / "config").write_text("Host 127.0.0.1\n ProxyCommand sleep 600\n")
     with pytest.raises(UnreachableError, match=r"the ProxyCommand of ~/.ssh/config brought no"):
-        connect(openssh.address, limits)
+        connect(openssh.address, replace(limits, transport=SshTransport.openssh))
 
 
 def test_a_key_that_others_may_read_is_no_locked_one(openssh: Server, limits: SshSettings, tmp_path: Path) -> None:

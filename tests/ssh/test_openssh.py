@@ -19,9 +19,8 @@ from process_watch import eventually, nothing_is_left_of
 from digirl_dist import child_process
 from digirl_dist.errors import HostKeyError, LinkLostError, LoginError, SettingsError, UnreachableError
 from digirl_dist.settings import SshSettings, SshTransport
-from digirl_dist.ssh.carrier import carrier
 from digirl_dist.ssh.connect import connect
-from digirl_dist.ssh.connection import Address
+from digirl_dist.ssh.connection import Address, carrier
 from digirl_dist.ssh.mux import Session
 from digirl_dist.ssh.openssh import OpenSshConnection, _asked, _configuration
 from digirl_dist.ssh.openssh_log import Target, explain, fingerprint, last_words
@@ -139,7 +138,7 @@ _HOST = """
 import sys, time
 from digirl_dist.settings import SshSettings
 from digirl_dist.ssh.connect import connect
-from digirl_dist.ssh.connection import Address
+from digirl_dist.ssh.connection import Address, carrier
 from digirl_dist.ssh.openssh import OpenSshConnection, _asked, _configuration
 from digirl_dist.ssh.reachable import reach
 import threading

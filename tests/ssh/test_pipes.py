@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from process_watch import descriptors_left
 
-from digirl_dist.ssh import tied_process
+from digirl_dist.ssh import processes
 from digirl_dist.ssh.mux import open_pipes
 
 
@@ -37,10 +37,10 @@ def test_a_process_for_which_no_thread_was_to_be_had_is_not_started_later(monkey
 
     def start(*command: str) -> subprocess.Popen[bytes]:
         null = subprocess.DEVNULL
-        return tied_process.start(command, null, null, null, dict(os.environ))
+        return processes.start_tied(command, null, null, null, dict(os.environ))
 
     monkeypatch.setattr(subprocess, "Popen", seen)
-    monkeypatch.setattr(tied_process, "_starter", cache(tied_process._starter.__wrapped__))
+    monkeypatch.setattr(processes, "_starter", cache(processes._starter.__wrapped__))
     with monkeypatch.context() as machine, pytest.raises(RuntimeError):
         machine.setattr(threading.Thread, "start", refused)
         start("false")

@@ -19,11 +19,11 @@ from ssh.conftest import Server
 from digirl_dist.child_process import SOURCE
 from digirl_dist.errors import WorkerError
 from digirl_dist.fleet.outgoing import Blob
-from digirl_dist.fleet.push import Push
+from digirl_dist.fleet.push import CourierFiles
 from digirl_dist.fleet.relay import Relays
 from digirl_dist.fleet.spec import WorkerSpec
 from digirl_dist.fleet.worker_events import Relayed, WorkerEvent
-from digirl_dist.protocol.relay import Wanted, encode
+from digirl_dist.protocol.messages import Need
 from digirl_dist.settings import SshSettings, SshTransport
 from digirl_dist.ssh.connect import connect
 from digirl_dist.ssh.connection import Connection
@@ -46,12 +46,12 @@ class Worker:
         assert relay is not None
         self.relay = relay
         courier = [*python, "-m", "digirl_dist.worker_program.courier", "--folder", str(folder)]
-        self._push = Push(CourierClient(connection, courier, SshSettings()), relay=relay)
+        self._files = CourierFiles(CourierClient(connection, courier, SshSettings()), relay=relay)
         self.events: list[WorkerEvent] = []
 
     def get(self, blobs: list[Blob]) -> int:
         """Returns the bytes that the host sent."""
-        sent = self._push(blobs, self.events.append)
+        sent = self._files.push(Need("policy", []), blobs, self.events.append)
         assert all(self.blob(blob).read_bytes() == bytes(blob.content()) for blob in blobs)
         return sent
 
@@ -123,14 +123,14 @@ def test_identity_by_place_workers_that_share_a_home_each_serve_their_own_folder
     for source, blobs in zip(sources, policies, strict=True):
         source.get(blobs)
     for source, blobs in zip(sources, policies, strict=True):
-        wanted = Wanted([blob.digest for blob in blobs])
-        answer = _asked(site, source, wanted)
+        answer = _asked(source, blobs)
         assert all(bytes(blob.content()) in answer for blob in blobs), f"{source.relay.name} serves another folder"
     assert len(site.keys()) == 2
 
 
-def _asked(site: Site, source: Worker, wanted: Wanted) -> bytes:
+def _asked(source: Worker, blobs: list[Blob]) -> bytes:
     """What a bearer of the source's key gets."""
+    wanted = b"".join(b'{"get": "blobs/%s", "offset": 0}\n' % blob.digest.encode() for blob in blobs)
     at = source.relay.offer()
     key = source.folder / "key"
     key.write_text(at.private_key)
@@ -138,7 +138,7 @@ def _asked(site: Site, source: Worker, wanted: Wanted) -> bytes:
     known = source.connection.address.known_hosts
     command = ["ssh", "-F", "none", "-i", str(key), "-o", "IdentitiesOnly=yes", "-o", f"UserKnownHostsFile={known}"]
     command += ["-p", str(at.port), f"{at.user}@{at.host}"]
-    return subprocess.run(command, input=encode(wanted), capture_output=True, timeout=60).stdout
+    return subprocess.run(command, input=wanted, capture_output=True, timeout=60).stdout
 
 
 def test_what_is_still_on_its_way_to_the_first_is_passed_on_as_it_comes(site: Site, policy: list[Blob]) -> None:
@@ -232,8 +232,15 @@ def test_the_key_fetches_tensors_by_digest_and_does_nothing_else(
         return subprocess.run(["ssh", *options, *command], input=input, capture_output=True, text=True, timeout=60)
 
     assert "uid=" not in ssh(*to, "id; cat", input="id\n").stdout
-    answer = ssh(*to, input='{"digests":["../secret"]}\n')
-    assert answer.returncode != 0 and "secret" not in answer.stdout
+    content = digest(b"new")
+    for request in (
+        '{"get": "secret", "offset": 0}',
+        '{"get": "blobs/../secret", "offset": 0}',
+        f'{{"put": "blobs/{content}", "size": 3, "digest": "{content}"}}\nnew',
+    ):
+        answer = ssh(*to, input=f"{request}\n")
+        assert answer.returncode != 0 and answer.stdout == ""
+    assert not (first.folder / "blobs" / content).exists()
     forwarded = ssh("-W", f"127.0.0.1:{address.port}", *to)
     assert forwarded.returncode != 0 and "SSH-2.0" not in forwarded.stdout
     assert ssh("-s", *to, "sftp").stdout == ""

@@ -43,7 +43,7 @@ def server(tmp_path: Path) -> Iterator[LocalhostServer]:
 
 def _pid_printed_by(link: Connection, command: str) -> int:
     channel = link.open(command)
-    pid = int(channel.readline(timeout_s=5.0))
+    pid = int(channel.readline(5.0))
     channel.close()
     return pid
 
@@ -84,7 +84,7 @@ def test_a_daemon_outlives_its_channel_the_connection_and_the_server(server: Loc
 def test_stopping_ends_the_running_commands(server: LocalhostServer) -> None:
     with connect(server.start(), SshSettings()) as link:
         channel = link.open("echo $$; exec sleep 60")
-        pid = int(channel.readline(timeout_s=5.0))
+        pid = int(channel.readline(5.0))
         started = time.monotonic()
         server.stop()
         assert time.monotonic() - started < 30.0

@@ -1,4 +1,4 @@
-"""What ~/.ssh/config says of a machine, and how a connection fails by it: the same by each program that carries it."""
+"""What ~/.ssh/config says of a machine, and how a connection fails by it; of each program what it can read."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ from digirl_dist.parallel.loopback import free_port as unused_port
 from digirl_dist.settings import SshSettings, SshTransport
 from digirl_dist.ssh.connect import connect
 from digirl_dist.ssh.connection import Address
+from digirl_dist.ssh.openssh import SocketFolders
 from digirl_dist.ssh.reachable import reach
-from digirl_dist.ssh.socket_folders import SocketFolders
 
 pytestmark = [pytest.mark.component, pytest.mark.long_file(30)]
 
@@ -42,6 +42,12 @@ threading.Thread(target=send, daemon=True).start()
 for data in iter(lambda: there.recv(65536), b""):
     os.write(1, data)
 """
+
+
+@pytest.fixture
+def ssh() -> SshSettings:
+    """Limits where ``ssh`` carries the connection, which reads all of its configuration."""
+    return SshSettings(connect_s=3.0, login_s=3.0, ping_s=0.3, silence_s=1.5, stall_s=4.0)
 
 
 @dataclasses.dataclass
@@ -93,18 +99,18 @@ def arrives(limits: SshSettings, address: Address = _WORKER) -> bool:
     ],
     ids=["unknown", "none", "chain", "public", "endless", "latin", "commands"],
 )
-def test_what_ssh_takes_is_taken(openssh: Server, limits: SshSettings, home: Home, lines: str) -> None:
+def test_what_ssh_takes_is_taken(openssh: Server, ssh: SshSettings, home: Home, lines: str) -> None:
     text = lines.format(login=home.login, key=openssh.address.key)
     (home.path / ".ssh/config").write_bytes(text.encode("latin-1"))
-    assert arrives(limits)
+    assert arrives(ssh)
 
 
-def test_the_hosts_of_a_chain_are_reached_in_their_order(limits: SshSettings, home: Home) -> None:
+def test_the_hosts_of_a_chain_are_reached_in_their_order(ssh: SshSettings, home: Home) -> None:
     home.configure(
         f"Host first w\n{home.login}Host second\n HostName no-such.invalid\nHost w\n ProxyJump first,second\n"
     )
     with pytest.raises(UnreachableError, match=r"the jump host cannot reach no-such.invalid:22"):
-        connect(_WORKER, limits)
+        connect(_WORKER, ssh)
 
 
 def test_an_ssh_that_is_missing_for_a_while_is_waited_for(
@@ -116,43 +122,46 @@ def test_an_ssh_that_is_missing_for_a_while_is_waited_for(
 
 
 def test_a_lack_of_descriptors_is_not_told_as_a_configuration_to_correct(
-    limits: SshSettings, home: Home, monkeypatch: pytest.MonkeyPatch
+    ssh: SshSettings, home: Home, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def refused(*_: object, **__: object) -> None:
         raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
 
     home.configure(f"Match exec true\nHost w\n{home.login}")
-    arrives(limits)
-    monkeypatch.setattr("digirl_dist.ssh.local_command.ended", refused)
+    arrives(ssh)
+    monkeypatch.setattr("digirl_dist.ssh.processes.run_to_end", refused)
     with pytest.raises(OSError, match="Too many open files"):
-        connect(_WORKER, limits)
+        connect(_WORKER, ssh)
 
 
-def test_included_files_are_read_and_the_block_around_them_goes_on(limits: SshSettings, home: Home) -> None:
+def test_included_files_are_read_and_the_block_around_them_goes_on(ssh: SshSettings, home: Home) -> None:
     (home.path / ".ssh/more").mkdir()
     (home.path / ".ssh/more/one").write_text("Host other\n Port 1\n")
     (home.path / ".ssh/more/two").write_text(home.login)
     (home.path / ".ssh/more/twigs").mkdir()
     home.configure("Host w\n Include more/one more/tw*\n User nobody-else\n")
-    assert arrives(limits)
+    assert arrives(ssh)
 
 
 @pytest.mark.parametrize(
     "lines",
     ["Host w\n Port abc\n", 'Host "w\n', "Match tagged x\n Port 2\n", "Match nonsense x\n Port 2\n"],
 )
-def test_what_cannot_be_read_is_told_and_never_passed_over(limits: SshSettings, home: Home, lines: str) -> None:
+def test_what_cannot_be_read_is_told_and_never_passed_over(ssh: SshSettings, home: Home, lines: str) -> None:
     home.configure(f"{lines}Host w\n{home.login}")
     with pytest.raises(LoginError, match=r"cannot use .*correct ~/.ssh/config"):
-        connect(_WORKER, limits)
-    [found] = reach([("w", None)], limits)
+        connect(_WORKER, ssh)
+    [found] = reach([("w", None)], ssh)
     assert "correct ~/.ssh/config" in str(found.defect)
 
 
-def test_a_way_of_jump_hosts_that_leads_in_a_circle_is_told(home: Home) -> None:
-    home.configure(f"Host v\n ProxyJump w\nHost w\n ProxyJump v\nHost v w\n{home.login}")
-    with pytest.raises(LoginError, match="ProxyJump leads from w to itself"):
-        connect(_WORKER, SshSettings(transport=SshTransport.paramiko))
+def test_what_paramiko_cannot_read_is_told(home: Home) -> None:
+    home.configure(f"Host w\n Port abc\nHost w\n{home.login}")
+    by_paramiko = SshSettings(transport=SshTransport.paramiko)
+    with pytest.raises(LoginError, match=r"paramiko cannot use .*ssh.transport=openssh"):
+        connect(_WORKER, by_paramiko)
+    [found] = reach([("w", None)], by_paramiko)
+    assert "correct ~/.ssh/config" in str(found.defect)
 
 
 def test_a_key_is_looked_for_and_added_under_its_alias(limits: SshSettings, home: Home) -> None:
@@ -192,20 +201,19 @@ def test_an_address_of_ipv6_is_reached(limits: SshSettings, tmp_path: Path, free
 
 
 def test_a_command_that_decides_what_counts_is_given_up_with_all_that_it_started(
-    limits: SshSettings, home: Home, monkeypatch: pytest.MonkeyPatch
+    ssh: SshSettings, home: Home, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    module = "user_config" if limits.transport is SshTransport.paramiko else "openssh"
-    monkeypatch.setattr(f"digirl_dist.ssh.{module}._CONFIGURED_S", 1.0)
+    monkeypatch.setattr("digirl_dist.ssh.openssh._CONFIGURED_S", 1.0)
     home.configure(f"Match exec \"sh -c 'sleep 600 & cd HOME; wait'\"\n Port 1\nHost w\n{home.login}")
     with pytest.raises(UnreachableError, match=r"did not end within 1 s.*look at `Match exec`"):
-        connect(_WORKER, limits)
+        connect(_WORKER, ssh)
     nothing_is_left_of(home.path)
 
 
-def test_commands_of_a_match_decide(limits: SshSettings, home: Home) -> None:
+def test_commands_of_a_match_decide(ssh: SshSettings, home: Home) -> None:
     lines = 'Match host w exec "exit 1"\n Port 1\nMatch host w !exec true\n Port 1\nMatch exec "test %n = v"\n Port 1\n'
     home.configure(f'{lines}Match host w exec "test %n = w"\n{home.login}')
-    assert arrives(limits)
+    assert arrives(ssh)
 
 
 @pytest.mark.parametrize("odd", ["a blank", "100%h", "[a]", "caf\xe9", "$HOME"])
@@ -223,16 +231,16 @@ def test_a_home_and_a_place_for_sockets_may_have_any_name(
 
 
 @pytest.mark.parametrize("command", ["no-such-program %h", "sh -c 'echo no >&2; exit 1'"])
-def test_a_proxy_command_that_fails_is_named(limits: SshSettings, home: Home, command: str) -> None:
+def test_a_proxy_command_that_fails_is_named(ssh: SshSettings, home: Home, command: str) -> None:
     home.configure(f"Host w\n ProxyCommand {command}\n{home.login}")
     with pytest.raises(UnreachableError, match=r"the ProxyCommand of ~/.ssh/config brought no connection to 127"):
-        connect(_WORKER, limits)
+        connect(_WORKER, ssh)
 
 
-def test_a_proxy_command_that_dies_is_a_lost_link_and_costs_nothing(limits: SshSettings, home: Home) -> None:
+def test_a_proxy_command_that_dies_is_a_lost_link_and_costs_nothing(ssh: SshSettings, home: Home) -> None:
     (home.path / "relay.py").write_text(_RELAY)
     home.configure(f"Host w\n ProxyCommand {sys.executable} HOME/relay.py %h %p\n{home.login}")
-    with connect(_WORKER, dataclasses.replace(limits, silence_s=60.0)) as link:
+    with connect(_WORKER, dataclasses.replace(ssh, silence_s=60.0)) as link:
         channel = link.open(["cat"])
         channel.write(b"x\n")
         assert channel.readline() == b"x\n"
@@ -240,7 +248,7 @@ def test_a_proxy_command_that_dies_is_a_lost_link_and_costs_nothing(limits: SshS
             if str(home.path / "relay.py") in _words(process):
                 process.kill()
         with pytest.raises(LinkLostError):
-            channel.read(timeout_s=20.0)
+            channel.read(within=20.0)
         assert not link.alive
     worked_s = time.process_time()
     time.sleep(0.5)

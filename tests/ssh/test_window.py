@@ -13,7 +13,7 @@ from paramiko.packet import Packetizer
 from process_watch import eventually
 
 from digirl_dist.settings import SshSettings
-from digirl_dist.ssh.wire import Transport, open_transport
+from digirl_dist.ssh.paramiko_channel import Transport, open_transport
 
 pytestmark = pytest.mark.component
 MOST = 8 << 20

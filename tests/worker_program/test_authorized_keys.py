@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from digirl_dist.worker_program import authorized_keys
+from digirl_dist.worker_program import relay_source as authorized_keys
 
 KEY = "ssh-ed25519 " + "A" * 68
 USERS = b"# mine\nssh-rsa AAAA me@home\n\nrestrict ssh-rsa BBBB  two words"

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from unittest.mock import Mock, call
+
 import pytest
 from simulate.collection import tickets
 from simulate.program import RUN
@@ -33,15 +35,13 @@ from digirl_dist.protocol.messages import (
     Working,
 )
 from digirl_dist.tasks import Key
-from digirl_dist.worker_program import effects
-from digirl_dist.worker_program.core import ProgramCore
+from digirl_dist.worker_program.core import ProgramCore, Rim
 
 
 def test_a_greeting_is_answered_with_what_the_program_is() -> None:
-    core = ProgramCore(60.0, "a package", "3.12.1", pid=7)
-    assert core.receive(Hello(RUN, [*SPOKEN, 999]), now=0.0) == [
-        effects.Send(Ready(PROTOCOL, "a package", "3.12.1", 7))
-    ]
+    rim = Mock(Rim)
+    ProgramCore(rim, 60.0, "a package", "3.12.1", pid=7).receive(Hello(RUN, [*SPOKEN, 999]), now=0.0)
+    assert rim.mock_calls == [call.send(Ready(PROTOCOL, "a package", "3.12.1", 7))]
 
 
 def test_a_host_of_an_unknown_protocol_is_refused() -> None:
@@ -65,7 +65,7 @@ def test_of_two_hosts_of_one_run_the_later_one_keeps_the_program() -> None:
     assert host.say(Hello(RUN, list(SPOKEN), "first")) == [Broken("host", reason)]
     for message in (JOB, policy(1), Lease(1, tickets(1)), Drop(2, [Key(0, 0)], "faults"), Stop()):
         assert host.say(message) == []
-    assert len(host.did(effects.StartSlots)) == 1 and not host.did(effects.End)
+    assert len(host.did("start_slots")) == 1 and not host.did("end")
     host.say(Hello(RUN, list(SPOKEN), "second"))
     assert host.say(JOB) == [Working(2, "", [Key(0, 0), Key(0, 1)])]
 
@@ -79,7 +79,7 @@ def test_a_job_starts_once_all_its_blobs_are_there() -> None:
     assert host.say(Pushed("job")) == [Need("job", ["e1"])]
     host.program.blobs.add("e1")
     assert host.say(Pushed("job")) == [Working(2, "", [])]
-    assert host.did(effects.StartSlots) == [effects.StartSlots(JOB)]
+    assert host.did("start_slots") == [[JOB]]
 
 
 def test_the_job_that_runs_goes_on_and_its_tickets_are_named_to_a_host_that_comes_back() -> None:
@@ -88,7 +88,7 @@ def test_the_job_that_runs_goes_on_and_its_tickets_are_named_to_a_host_that_come
     host.say(Lease(1, tickets(3)))
     host.say(Hello(RUN, list(SPOKEN)))
     assert host.say(JOB) == [Working(2, "", [Key(0, 0), Key(0, 1), Key(0, 2)])]
-    assert len(host.did(effects.StartSlots)) == 1
+    assert len(host.did("start_slots")) == 1
 
 
 def test_another_job_takes_the_place_of_the_one_that_runs() -> None:
@@ -96,17 +96,17 @@ def test_another_job_takes_the_place_of_the_one_that_runs() -> None:
     host.work()
     host.say(Lease(1, tickets(3)))
     assert host.say(ASKING_JOB) == [Working(2, "", [])]
-    assert host.program.done.count(effects.CloseSlots()) == 2, "before each start"
+    assert len(host.did("close_slots")) == 2, "before each start"
     assert host.beat().held == []
 
 
 def test_a_policy_is_loaded_once_its_tensors_are_there() -> None:
     host = Host()
     host.work()
-    assert host.say(policy(1, "0b")) == [Need("policy", ["0b"])]
+    assert host.say(policy(1, "0b")) == [Need("policy", ["0b"], bases=["0a"])]
     assert host.say(Pushed("policy")) == [Loaded(1)]
     assert host.program.slots.versions == {1}
-    booked = [effect.activity for effect in host.did(effects.IdleBecause)]
+    booked = [activity for (activity,) in host.did("idle")]
     assert booked[-3:] == ["push", "push", "barrier"]
 
 
@@ -116,12 +116,13 @@ def test_tensors_go_when_the_next_policy_but_one_is_announced() -> None:
     host.say(policy(1, "0b"))
     host.say(Pushed("policy"))
     assert host.program.blobs == {"0a", "0b", "a1", "e1"}
-    assert host.say(policy(2, "0c")) == [Need("policy", ["0c"])]
+    assert host.say(policy(2, "0c")) == [Need("policy", ["0c"], bases=["0b"])]
     assert host.program.blobs == {"0b", "a1", "e1"}, "version 2 may come as a delta against version 1"
-    assert host.say(policy(2, "0c")) == [Need("policy", ["0c"])], "a host that comes back announces it anew"
+    again = host.say(policy(2, "0c"))
+    assert again == [Need("policy", ["0c"], bases=["0b"])], "a host that comes back announces it anew"
     assert host.program.blobs == {"0b", "a1", "e1"}
     host.say(Pushed("policy"))
-    assert host.say(policy(3, "0d")) == [Need("policy", ["0d"])]
+    assert host.say(policy(3, "0d")) == [Need("policy", ["0d"], bases=["0c"])]
     assert host.program.blobs == {"0c", "a1", "e1"}
 
 
@@ -134,13 +135,13 @@ def test_a_version_that_a_ticket_still_needs_outlives_the_next() -> None:
     assert host.program.slots.versions == {0, 1}
     host.wait(2.0)
     host.say(policy(2, "0b"))
-    assert host.program.slots.versions == {2} and host.did(effects.ShareTensors) == [effects.ShareTensors(2, 1)]
+    assert host.program.slots.versions == {2} and host.did("share") == [[2, 1]]
 
 
 def test_a_version_that_is_ready_is_ready_at_once() -> None:
     host = Host()
     host.work()
-    assert host.say(policy(0)) == [Loaded(0)] and len(host.did(effects.LoadTensors)) == 1
+    assert host.say(policy(0)) == [Loaded(0)] and len(host.did("load")) == 1
 
 
 def test_other_weights_under_the_number_of_a_version_that_is_ready_are_loaded() -> None:
@@ -148,7 +149,7 @@ def test_other_weights_under_the_number_of_a_version_that_is_ready_are_loaded() 
     host.work()
     host.program.blobs.add("0b")
     assert host.say(policy(0, "0b")) == [Loaded(0)]
-    assert [load.policy for load in host.did(effects.LoadTensors)] == [policy(0), policy(0, "0b")]
+    assert host.did("load") == [[policy(0)], [policy(0, "0b")]]
 
 
 def test_an_altered_tensor_is_asked_for_again() -> None:
@@ -156,7 +157,7 @@ def test_an_altered_tensor_is_asked_for_again() -> None:
     host.work()
     host.program.blobs.add("0b")
     host.program.altered.add("0b")
-    assert host.say(policy(1, "0b")) == [Need("policy", ["0b"])]
+    assert host.say(policy(1, "0b")) == [Need("policy", ["0b"], bases=["0a"])]
     assert host.say(Pushed("policy")) == [Loaded(1)]
 
 
@@ -168,7 +169,7 @@ def test_heartbeats_tell_which_orders_their_tickets_take_into_account() -> None:
     assert (host.beat().held, host.beat().order) == ([Key(0, 0), Key(0, 1), Key(0, 2)], 1)
     host.say(Drop(2, [Key(0, 1)], "speculation"))
     assert (host.beat().held, host.beat().order) == ([Key(0, 0), Key(0, 2)], 2)
-    assert host.did(effects.DropTickets) == [effects.DropTickets([Key(0, 1)], "speculation")]
+    assert host.did("drop") == [[[Key(0, 1)], "speculation"]]
     host.say(Hello(RUN, list(SPOKEN)))
     assert host.beat().order == 0, "a host counts the orders of its own connection"
 
@@ -178,26 +179,25 @@ def test_a_ticket_is_queued_once_however_often_it_is_leased() -> None:
     host.work()
     host.say(Lease(1, tickets(2)))
     host.say(Lease(2, tickets(3)))
-    assert [len(effect.tickets) for effect in host.did(effects.LeaseTickets)] == [2, 1]
+    assert [len(queued) for (queued,) in host.did("lease")] == [2, 1]
 
 
 def test_a_ticket_is_held_until_the_host_was_told_how_it_ended() -> None:
-    core = ProgramCore(60.0, "", "3.12", 1)
-    for message in (Hello(RUN, list(SPOKEN)), JOB):
+    rim = Mock(Rim)
+    rim.missing.return_value, rim.start_slots.return_value, rim.spooled.return_value = [], PoolSize(2, ""), []
+    core = ProgramCore(rim, 60.0, "", "3.12", 1)
+    for message in (Hello(RUN, list(SPOKEN)), JOB, Lease(1, tickets(2))):
         core.receive(message, 0.0)
-    core.found_missing("job", [])
-    core.started(JOB, PoolSize(2, ""))
-    core.receive(Lease(1, tickets(2)), 0.0)
-    core.settle()
-    told = core.happened(EpisodeFailed(0, Key(0, 0), "hung"))
-    assert core.heartbeat(1.0, 1.0, [], 2).held == [Key(0, 0), Key(0, 1)]
-    assert told == [effects.Send(EpisodeFailed(0, Key(0, 0), "hung"))]
-    core.settle()
+    held_while_told = []
+    rim.send.side_effect = lambda message: held_while_told.extend(core.heartbeat(1.0, 1.0, [], 2).held)
+    core.happened(EpisodeFailed(0, Key(0, 0), "hung"))
+    assert rim.send.call_args == call(EpisodeFailed(0, Key(0, 0), "hung"))
+    assert held_while_told == [Key(0, 0), Key(0, 1)]
     assert core.heartbeat(1.0, 1.0, [], 2).held == [Key(0, 1)]
 
 
 def test_heartbeats_tell_what_the_program_is_doing_and_how_long_it_heard_nobody() -> None:
-    core = ProgramCore(60.0, "", "3.12", 1)
+    core = ProgramCore(Mock(Rim), 60.0, "", "3.12", 1)
     core.wait(10.0)
     beat = core.heartbeat(11.5, 7.0, [], 0)
     assert (beat.doing, beat.for_s, beat.unheard_s) == ("waiting", 1.5, 4.5)
@@ -208,17 +208,23 @@ def test_heartbeats_tell_what_the_program_is_doing_and_how_long_it_heard_nobody(
 
 
 def test_an_idle_program_ends_a_moment_after_it_has_been_without_a_host_for_too_long() -> None:
-    core = ProgramCore(60.0, "", "3.12", 1)
-    assert [core.tick(now, 10.0, [], []) for now in (69.0, 70.5, 72.0)] == [[], [], []]
-    assert core.tick(73.0, 10.0, [], []) == [effects.End(stopped=False)]
+    rim = Mock(Rim)
+    core = ProgramCore(rim, 60.0, "", "3.12", 1)
+    for now in (69.0, 70.5, 72.0):
+        core.tick(now, 10.0, [], [])
+    assert not rim.mock_calls
+    core.tick(73.0, 10.0, [], [])
+    assert rim.mock_calls == [call.end(stopped=False)]
 
 
 def test_a_program_that_was_stopped_itself_first_reads_what_the_host_has_said() -> None:
-    core = ProgramCore(60.0, "", "3.12", 1)
-    assert core.tick(10.0, 10.0, [], []) == []
-    assert core.tick(500.0, 10.0, [], []) == []  # it goes on after minutes, and has read nothing yet
-    assert core.tick(503.0, 501.0, [], []) == []
-    assert core.tick(562.0, 501.0, [], []) == []  # the host has gone
+    rim = Mock(Rim)
+    core = ProgramCore(rim, 60.0, "", "3.12", 1)
+    core.tick(10.0, 10.0, [], [])
+    core.tick(500.0, 10.0, [], [])  # it goes on after minutes, and has read nothing yet
+    core.tick(503.0, 501.0, [], [])
+    core.tick(562.0, 501.0, [], [])  # the host has gone
+    assert not rim.mock_calls
 
 
 def test_what_the_slots_lost_is_no_longer_claimed() -> None:
@@ -268,7 +274,7 @@ def test_accounts_are_told_when_the_host_has_all_it_wanted() -> None:
     host.work()
     host.wait(3.0)
     assert host.say(Collected()) == [SlotSeconds({"boot": 0.0, "barrier": 6.0})]
-    assert host.did(effects.IdleBecause)[-1].activity == "update"
+    assert host.did("idle")[-1] == ["update"]
 
 
 def test_answers_reach_the_episodes_and_a_new_host_is_asked_again() -> None:
@@ -277,6 +283,6 @@ def test_answers_reach_the_episodes_and_a_new_host_is_asked_again() -> None:
     host.say(Action(1, 0, -0.5))
     host.say(NoAction(2, "no policy"))
     assert host.program.answers == [Action(1, 0, -0.5), NoAction(2, "no policy")]
-    assert not host.did(effects.AskAgain)
+    assert not host.did("ask_again")
     host.say(Hello(RUN, list(SPOKEN)))
-    assert isinstance(host.program.done[-1], effects.AskAgain)
+    assert host.program.done[-1] == ("ask_again",)

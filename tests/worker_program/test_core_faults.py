@@ -9,7 +9,7 @@ from simulate.collection import tickets
 from simulate.program import RUN, SimulatedProgram
 from simulate.scripted_host import ASKING_JOB, JOB, Host, policy
 
-from digirl_dist.errors import TrajectoryError
+from digirl_dist.errors import CheckpointError
 from digirl_dist.protocol.messages import (
     SPOKEN,
     Action,
@@ -25,7 +25,6 @@ from digirl_dist.protocol.messages import (
     Working,
 )
 from digirl_dist.tasks import Key, Ticket
-from digirl_dist.worker_program import effects
 
 
 def test_an_orphan_with_policies_of_its_own_finishes_what_runs_and_ends() -> None:
@@ -33,9 +32,9 @@ def test_an_orphan_with_policies_of_its_own_finishes_what_runs_and_ends() -> Non
     host.work()
     host.say(Lease(1, tickets(5)))
     host.wait(14.0)
-    assert host.beat().held == [Key(0, 0), Key(0, 1)] and host.program.ended is None
+    assert host.beat().held == [Key(0, 0), Key(0, 1)] and host.program.stopped_by_host is None
     host.wait(2.0)
-    assert host.program.ended == effects.End(stopped=False) and len(host.program.ready) == 2
+    assert host.program.stopped_by_host is False and len(host.program.ready) == 2
 
 
 def test_an_orphan_whose_host_decides_gives_up_what_runs_and_ends() -> None:
@@ -43,7 +42,7 @@ def test_an_orphan_whose_host_decides_gives_up_what_runs_and_ends() -> None:
     host.work(ASKING_JOB)
     host.say(Lease(1, tickets(5)))
     host.wait(13.0)
-    assert host.program.ended == effects.End(stopped=False) and not host.program.ready
+    assert host.program.stopped_by_host is False and not host.program.ready
 
 
 def test_an_orphan_gives_up_what_waits_for_a_policy_that_did_not_come() -> None:
@@ -54,7 +53,7 @@ def test_an_orphan_gives_up_what_waits_for_a_policy_that_did_not_come() -> None:
     host.wait(5.0)
     assert host.beat().held == [Key(0, 0), Key(0, 1)]
     host.wait(7.0)
-    assert host.program.ended == effects.End(stopped=False)
+    assert host.program.stopped_by_host is False
 
 
 def test_a_host_that_comes_back_may_lease_anew_what_waits_for_a_policy() -> None:
@@ -73,16 +72,16 @@ def test_a_program_without_a_job_ends_when_no_host_comes_and_a_ping_keeps_it() -
     for _ in range(4):
         host.wait(6.0)
         host.say(Ping())
-    assert host.program.ended is None
+    assert host.program.stopped_by_host is None
     host.wait(13.0)
-    assert host.program.ended == effects.End(stopped=False)
+    assert host.program.stopped_by_host is False
 
 
 def test_stop_ends_the_program_for_good() -> None:
     host = Host()
     host.work()
     host.say(Stop())
-    assert host.program.ended == effects.End(stopped=True)
+    assert host.program.stopped_by_host is True
 
 
 @pytest.mark.parametrize(
@@ -100,10 +99,10 @@ def test_what_comes_before_its_time_is_refused(message: HostMessage, reason: str
     assert isinstance(broken, Broken) and broken.during == type(message).__name__ and reason in broken.reason
 
 
-def test_what_an_effect_raises_is_told_and_the_rest_of_its_effects_is_left_undone() -> None:
+def test_what_a_call_raises_is_told_and_the_rest_is_left_undone() -> None:
     host = Host()
     host.work()
-    host.program.raises[effects.LoadTensors] = ValueError("a tensor of another shape")
+    host.program.raises["load"] = ValueError("a tensor of another shape")
     host.say(policy(1, "0b"))
     (broken,) = host.say(Pushed("policy"))
     assert isinstance(broken, Broken) and broken.during == "Pushed"
@@ -114,7 +113,7 @@ def test_what_an_effect_raises_is_told_and_the_rest_of_its_effects_is_left_undon
 def test_an_error_that_is_meant_for_people_comes_without_a_traceback() -> None:
     host = Host()
     host.work()
-    host.program.raises[effects.WriteEpisode] = TrajectoryError("an action that no JSON can hold")
+    host.program.raises["write"] = CheckpointError("an action that no JSON can hold")
     host.say(Lease(1, tickets(1)))
     host.wait(1.4)
     assert host.heard[-1] == Broken("episode", "an action that no JSON can hold")
@@ -122,7 +121,7 @@ def test_an_error_that_is_meant_for_people_comes_without_a_traceback() -> None:
 
 def test_a_job_that_cannot_be_built_is_said_to_be_broken_and_may_be_told_again() -> None:
     host = Host()
-    host.program.raises[effects.StartSlots] = ImportError("no such agent")
+    host.program.raises["start_slots"] = ImportError("no such agent")
     host.say(Hello(RUN, list(SPOKEN)))
     host.say(JOB)
     (broken,) = host.say(Pushed("job"))
@@ -134,10 +133,10 @@ def test_an_agent_that_raises_ends_the_job() -> None:
     host = Host()
     host.work()
     host.say(Lease(1, tickets(3)))
-    host.program.act_fails(RuntimeError("CUDA is out of memory"))
+    host.program.core.act_failed(RuntimeError("CUDA is out of memory"))
     broken = host.heard[-1]
     assert isinstance(broken, Broken) and broken.during == "act" and "CUDA is out of memory" in broken.reason
-    assert host.did(effects.CloseSlots) and host.beat().held == [] and host.program.slots is None
+    assert host.did("close_slots") and host.beat().held == [] and host.program.slots is None
     assert host.say(JOB) == [Working(2, "", [])]
 
 

@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING
 
 from digirl_dist.assembly.collectors import CollectorPlugin
 from digirl_dist.errors import ClusterError, SettingsError
-from digirl_dist.fleet.pip_logins import split_logins
+from digirl_dist.fleet.install import split_logins
 from digirl_dist.settings.conversion import merged
 from digirl_dist.settings.hosts import SlurmEntry, worker_entries, worker_name
-from digirl_dist.ssh.carrier import carrier
+from digirl_dist.ssh.connection import carrier
 
 if TYPE_CHECKING:
     from digirl_dist.assembly.collector import RunContext
@@ -24,8 +24,7 @@ if TYPE_CHECKING:
 def slurm_says(settings: Settings) -> dict[str, str]:
     """Returns, for each worker that Slurm finds a node for, what Slurm says of that. Raises ClusterError."""
     from digirl_dist.fleet.roster import worker_configs
-    from digirl_dist.slurm.address import SlurmAddress
-    from digirl_dist.slurm.jobs import Jobs
+    from digirl_dist.slurm.jobs import Jobs, SlurmAddress
 
     jobs = Jobs(settings.slurm, "digirl-dist", Path("/tmp"), 60.0)
     said: dict[tuple[int | None, bool], str] = {}
