@@ -259,7 +259,6 @@ def _refuse_on_ranks(settings: Settings) -> None:
         ),
         f"learn online alone; use run.py for {mode.value}": mode is not TrainMode.online,
         "act by themselves; leave engine=openai out": isinstance(settings.engine, OpenAIEngineSettings),
-        "evaluate by distributed.eval_freq; leave evaluation.every out": settings.evaluation.every > 0,
         "need a number for bsize, the same for all": not isinstance(settings.bsize, int),
     }
     if refused := [said for said, holds in refusals.items() if holds]:

@@ -106,7 +106,7 @@ class EvaluationSettings:
     """Evaluations on the test split during training."""
 
     every: CountOrNone = 0
-    """Iterations between evaluated checkpoints; the first and the last are evaluated too. 0: no evaluation."""
+    """Iterations between evaluated checkpoints; a host evaluates the first and the last, too. 0: no evaluation."""
     episodes: Episodes = 64
     """Episodes of one evaluation, with the same tasks and seeds each time."""
 

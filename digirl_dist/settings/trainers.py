@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 
 from digirl_dist.settings.expert import MISSING, expert
-from digirl_dist.settings.ranges import Count, CountOrNone, Processes, Seconds
+from digirl_dist.settings.ranges import Count, Processes, Seconds
 
 
 @dataclass
@@ -48,10 +48,6 @@ class DistributedSettings:
 
     steps: Count = 128
     """Steps of each emulator in one iteration."""
-    eval_freq: CountOrNone = 0
-    """Iterations between two evaluations of the policy by rank 0; 0: never."""
-    eval_episodes: Count = expert(8)
-    """Episodes of one evaluation."""
     gate_s: Seconds = expert(3600.0)
     """Longest wait, in seconds, for a rank that still collects, evaluates or saves, and for one call of an emulator of
     a rank."""

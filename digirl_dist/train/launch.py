@@ -248,7 +248,7 @@ def _reporter(
     from digirl_dist.report.metrics import Metrics, Outcomes
     from digirl_dist.train.reporter import RankZeroReporter, StreamEvaluator
 
-    settings, own = context.settings, context.settings.distributed
+    settings, measures = context.settings, context.settings.evaluation
     metrics = Metrics(folder.metrics)
     outcomes = Outcomes(tells_success(settings), metrics)
     metrics.make_up_for(state.iteration, Store(folder.trajectories), outcomes)
@@ -260,13 +260,13 @@ def _reporter(
     stream = partial(evaluation_stream, context)
     return RankZeroReporter(
         learner=learner,
-        evaluator=StreamEvaluator(stream, context.emulator.max_steps, own.eval_freq, own.eval_episodes),
+        evaluator=StreamEvaluator(stream, context.emulator.max_steps, measures.every, measures.episodes),
         trajectories=folder.trajectories,
         checkpoints=_checkpoints(folder, settings, describe_policy(settings, context.emulator.spec)),
         metrics=metrics,
         log=log,
         outcomes=outcomes,
         say=tell,
-        steps=own.steps * context.bsize * context.rank.world_size,
+        steps=settings.distributed.steps * context.bsize * context.rank.world_size,
         global_step=state.global_step,
     ).report

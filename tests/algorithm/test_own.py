@@ -71,7 +71,7 @@ def test_what_the_documentation_shows_trains(
 
 
 def test_an_algorithm_of_the_users_trains_on_ranks_with_emulators(beside: Path) -> None:
-    steps = ["distributed.steps=64", "train_iterations=2", "distributed.eval_freq=0", "bsize=2", "save_path=run"]
+    steps = ["distributed.steps=64", "train_iterations=2", "evaluation.every=0", "bsize=2", "save_path=run"]
     python(beside, "-m", "digirl_dist.train", "--config-name", "ranks", *OWN_ALGORITHM, *steps)
     assert all(line["loss"] != 0 for line in metrics(beside / "run")) and moved(beside / "run", 1, 2)
 

@@ -46,8 +46,7 @@ def words(folder: Path, *more: str) -> list[str]:
         f"save_path={folder}",
         f"bsize={SLOTS}",
         f"distributed.steps={STEPS}",
-        "distributed.eval_freq=2",
-        "distributed.eval_episodes=2",
+        *["evaluation.every=2", "evaluation.episodes=2"] * (not any(each == "evaluation.every=0" for each in more)),
         *["algorithm.ppo.anneal_iterations=6"] * (not any(each.startswith("train_algorithm=") for each in more)),
         "seed=5",
         *more,
@@ -163,6 +162,7 @@ def test_b7_the_policy_loads_without_any_wrapper(three: Path) -> None:
     policy.load_state_dict(state(three)[0])
 
 
+@pytest.mark.timeout(600)  # of which busy processors take most
 def test_an_episode_is_explained_by_what_its_own_rank_learned_from(tmp_path: Path) -> None:
     folder, off = (
         tmp_path / "run",
@@ -300,7 +300,7 @@ def steps_until_good(folder: Path) -> int:
 @pytest.mark.long
 def test_b12_two_ranks_learn_and_one_needs_about_as_many_steps(tmp_path: Path) -> None:
     more = ["train_iterations=7", "algorithm.ppo.anneal_iterations=100", "distributed.steps=64", "bsize=4"]
-    more += ["algorithm.ppo.learning_rate=0.005", "distributed.eval_freq=0"]
+    more += ["algorithm.ppo.learning_rate=0.005", "evaluation.every=0"]
     ended = launch(ranks(2, *MODULE, *words(tmp_path / "two", *more)))
     assert ended.status == 0, ended.out
     assert main(words(tmp_path / "one", *more, "train_iterations=14")) == 0
@@ -311,7 +311,7 @@ def test_b12_two_ranks_learn_and_one_needs_about_as_many_steps(tmp_path: Path) -
 @pytest.mark.component
 def test_an_environment_that_tells_no_success_has_no_success_rate(tmp_path: Path) -> None:
     """Every return of CartPole is above 0."""
-    more = ["bsize=1", "train_iterations=1", "distributed.eval_freq=1", "distributed.eval_episodes=1"]
+    more = ["bsize=1", "train_iterations=1", "evaluation.every=1", "evaluation.episodes=1"]
     assert main([f"save_path={tmp_path}", *more]) == 0
     (line,) = metrics(tmp_path)
     assert line["episodes"] and line["reward_mean"] > 0 and line["eval_reward_mean"] > 0
@@ -322,7 +322,7 @@ def test_an_environment_that_tells_no_success_has_no_success_rate(tmp_path: Path
 def test_a_line_of_metrics_that_a_crash_lost_is_made_up_for(tmp_path: Path) -> None:
     """It is written after the checkpoint."""
     for iterations in (1, 2):
-        assert main(words(tmp_path, "distributed.eval_freq=0", f"train_iterations={iterations}")) == 0
+        assert main(words(tmp_path, "evaluation.every=0", f"train_iterations={iterations}")) == 0
         before = metrics(tmp_path)
         (tmp_path / "metrics.jsonl").write_text("")
     assert [line["iteration"] for line in before] == [0, 1]

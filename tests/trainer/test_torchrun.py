@@ -55,6 +55,7 @@ def in_one_process(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+@pytest.mark.timeout(400)  # of which busy processors take most
 def test_b2_a_group_that_the_host_starts_learns_what_one_process_learns(in_one_process: Path, tmp_path: Path) -> None:
     fewer = "trainer.nproc_per_node=2"  # than the four of the example: machines that test have few cores
     ended = launch(example("host_update.sh", *SHORT, *MANY_UPDATES, f"save_path={tmp_path}", fewer))
