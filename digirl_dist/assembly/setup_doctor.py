@@ -21,6 +21,7 @@ from digirl_dist.assembly.validate import refuse_unstartable
 from digirl_dist.doctor.check import HOST, Check
 from digirl_dist.doctor.examine import Target, examine, examine_emulators, examine_host
 from digirl_dist.doctor.judgement import requirements_of
+from digirl_dist.doctor.setup import Preparation, SetupProgress, Tell, prepare, steps
 from digirl_dist.doctor.trial import Trial, some_action
 from digirl_dist.emulator.plugins import Device, EmulatorPlugin
 from digirl_dist.errors import ClusterError, SettingsError, WorkerError
@@ -28,7 +29,6 @@ from digirl_dist.fleet.install import Package, installed_python, this_package
 from digirl_dist.fleet.roster import WorkerConfig, localhost_worker_configs, this_python, worker_configs
 from digirl_dist.rollout.slot import slot_limits
 from digirl_dist.settings import Parallel, Settings
-from digirl_dist.setup.prepare import Preparation, SetupProgress, Tell, prepare, steps
 from digirl_dist.slurm.jobs import SlurmAddress
 from digirl_dist.storage.status import Status, WorkerStatus
 from digirl_dist.user_code.packing import pack

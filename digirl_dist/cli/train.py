@@ -31,8 +31,8 @@ from digirl_dist.settings.unread import refuse_others_overrides
 from digirl_dist.storage import atomic_files
 
 if TYPE_CHECKING:
+    from digirl_dist.doctor.setup import SetupProgress
     from digirl_dist.settings.configuration import Source
-    from digirl_dist.setup.prepare import SetupProgress
 
 _MEASURES = ("task_mode=evaluate", "task_split=test", "task_order=sequential")
 

@@ -1,1 +1,1 @@
-"""``digirl-dist doctor``: checks whether a run would start, and names each defect with its remedy."""
+"""``digirl-dist doctor`` checks whether a run would start, and ``setup`` installs on workers what it needs."""

@@ -155,10 +155,10 @@ def write(path: Path, trajectories: Iterable[Trajectory], flushed: bool = True) 
 
 def write_to(sink: Path | pa.BufferOutputStream, trajectories: Iterable[Trajectory]) -> None:
     groups = _groups(to_table(trajectory) for trajectory in trajectories)
-    first = next(groups)
+    first = next(groups, SCHEMA.empty_table())
     with pq.ParquetWriter(sink, SCHEMA, **{**AS_WRITTEN, "compression": _codecs(first)}) as writer:
         writer.add_key_value_metadata({"huggingface": json.dumps(_FEATURES)})
-        for group in chain([first], groups):
+        for group in chain([first] if first.num_rows else [], groups):  # without rows there is no group
             writer.write_table(group)
 
 
@@ -172,7 +172,8 @@ def _codecs(rows: pa.Table) -> dict[str, str]:
 
 def _groups(episodes: Iterable[pa.Table]) -> Iterator[pa.Table]:
     """Yields tables of whole episodes, each a row group: to show one, no more than its group is read."""
-    group, size = [SCHEMA.empty_table()], 0
+    group: list[pa.Table] = []
+    size = 0
     for rows in episodes:
         group.append(rows)
         size += rows.nbytes

@@ -153,7 +153,7 @@ def _groups(content: _OnDisk, limits: Limits) -> list[_Group]:
         writer, rows = metadata[6].decode(), metadata[3]
         groups = [_Group(group[3], [_Column.of(chunk) for chunk in group[1]]) for group in metadata[4]]
         _require(0 <= rows <= limits.rows, f"it has {rows} rows; at most {limits.rows} are allowed")
-        fits = 0 < len(groups) <= limits.groups and sum(group.rows for group in groups) == rows
+        fits = len(groups) <= limits.groups and sum(group.rows for group in groups) == rows
         _require(fits and all(group.rows > 0 or rows == 0 for group in groups), f"it has {len(groups)} row groups")
         _require(writer.startswith(_WRITER), f"it was written by {writer[:80]}")
         _require(sum(column.size for group in groups for column in group.columns) <= size, "its columns overlap")

@@ -22,10 +22,10 @@ from digirl_dist.doctor import link, probe
 from digirl_dist.doctor.check import Check
 from digirl_dist.doctor.examine import Target, examine
 from digirl_dist.doctor.judgement import AndroidRequirements, MachineRequirements
+from digirl_dist.doctor.setup import steps
 from digirl_dist.emulator.chromium import BROWSERS
 from digirl_dist.fleet.roster import WorkerConfig
 from digirl_dist.settings import AndroidInstallSettings, AndroidSettings, InstallSettings, Settings, SshSettings
-from digirl_dist.setup.prepare import steps
 from digirl_dist.ssh.connect import connect
 
 pytestmark = [pytest.mark.system, pytest.mark.long_file(20)]

@@ -20,6 +20,7 @@ from digirl_dist.settings import (
     configuration,
     conversion,
 )
+from digirl_dist.settings.run_source import RunSource
 
 pytestmark = pytest.mark.long_file(15)
 
@@ -232,3 +233,9 @@ def test_per_worker_overrides_are_checked() -> None:
     assert merged.id == "B"
     with pytest.raises(SettingsError, match="worker w1: .*idd"):
         conversion.merged(GymnasiumSettings(), {"idd": "B"}, "worker w1")
+
+
+def test_a_run_is_read_without_trust_although_it_has_words_of_its_own(tmp_path: Path) -> None:
+    (tmp_path / "config.yaml").write_text(configuration.to_yaml(load("close=0.9", "media=failures")))
+    settings = RunSource(str(tmp_path)).load()
+    assert (settings.close, settings.media) == ("0.9", "failures")

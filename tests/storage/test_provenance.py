@@ -178,7 +178,7 @@ def test_episodes_that_measure_a_checkpoint_are_not_taken_for_others(tmp_path: P
 def test_episodes_of_a_file_of_tasks_that_has_changed_since_measure_nothing(tmp_path: Path) -> None:
     provenance.note_measurement(tmp_path, measured(tasks=[Task("a")]))
     with pytest.raises(SettingsError, match=r"tasks=1 with digest \w+, but .* with tasks=1 with digest \w+ ->"):
-        provenance.refuse_other_measurement(tmp_path, measured(tasks=[Task("b")]), {})
+        provenance.refuse_other_measurement(tmp_path, measured(tasks=[Task("b")]))
 
 
 def test_checks_of_a_measurement_ignore_a_key_that_the_note_lacks_and_one_that_went(tmp_path: Path) -> None:

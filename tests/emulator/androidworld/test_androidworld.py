@@ -16,12 +16,12 @@ from emulator.androidworld.android_files import AndroidShell, Storage
 from emulator.androidworld.stand_in_package import stand_in_package
 
 from digirl_dist.assembly.parts import build_device
+from digirl_dist.doctor.setup import steps
 from digirl_dist.emulator.android.emulator import AndroidEmulator
 from digirl_dist.emulator.androidworld import AndroidWorldEmulator, androidworld_tasks, apps, every_task
 from digirl_dist.errors import EmulatorError, SettingsError
 from digirl_dist.fleet.roster import WorkerConfig
 from digirl_dist.settings import AndroidSettings, AndroidWorldSettings, InstallSettings, configuration
-from digirl_dist.setup.prepare import steps
 from digirl_dist.ssh.connection import Address
 from digirl_dist.tasks import Task
 

@@ -1,1 +1,0 @@
-"""``digirl-dist setup``: installs on worker machines what a run needs."""
