@@ -58,12 +58,7 @@ class Metrics:
     @property
     def lines(self) -> list[Figures]:
         """All figures, decoded anew: of a long run that takes a while."""
-        return self.after(-1)
-
-    def after(self, iteration: int) -> list[Figures]:
-        """Returns the figures of the iterations after this one."""
-        numbered = zip(self.iterations, self._texts, strict=True)
-        return [_LINES.decode(text) for number, text in numbered if number > iteration]
+        return [_LINES.decode(text) for text in self._texts]
 
     def keep_until(self, iteration: int) -> None:
         """Drops the lines of iterations that a crash undid, and an incomplete line."""

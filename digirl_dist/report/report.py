@@ -8,6 +8,7 @@ from dataclasses import asdict, replace
 
 from digirl_dist.collection import CollectionResult
 from digirl_dist.emulator.starts import unlike_starts
+from digirl_dist.errors import DigirlDistError
 from digirl_dist.report.bundle import write_report
 from digirl_dist.report.follower import Followers
 from digirl_dist.report.media import Media
@@ -173,7 +174,7 @@ class Report:
         try:
             self._viewed = self._viewed or ViewedRun(self._folder.root, most_bytes=_PAGE_BYTES)
             write_report(self._viewed)
-        except OSError as error:  # not worth waiting for: the page is written again soon
-            self._progress.say(f"report.html cannot be written: {error.strerror}")
+        except (OSError, DigirlDistError) as error:  # not worth waiting for: the page is written again soon
+            self._progress.say(f"report.html cannot be written: {getattr(error, 'strerror', None) or error}")
         now = time.monotonic()
         self._page_due_at = now + max(_PAGE_EVERY_S, _PAGE_PAUSE * (now - started))

@@ -67,9 +67,9 @@ def test_no_text_steers_the_terminal_that_shows_an_episode_or_a_warning(hostile:
 
 
 def test_no_text_becomes_markup_in_the_report(hostile: Path) -> None:
-    """Its own two scripts are all that acts: what a run says is in the first, as data."""
+    """Its own icon, link and scripts are all that acts: what a run says is in the first script, as data."""
     page = Markup(write_report(ViewedRun(hostile)).read_text())
-    assert page.active == ["link", "a", "a href", "script", "script"]
+    assert page.active == ["link", "link href", "a", "a href", "script", "script"]
     (data,) = (text for text in page.texts if text.startswith('{"hostile":'))
     assert "<" not in data and set(json.loads(data)["hostile"]["rows"]["columns"]["task"]["words"]) >= set(TEXTS)
     assert Markup("<p onclick=x><script>").active == ["p onclick", "script"], "what acts is found"

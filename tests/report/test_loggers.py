@@ -24,6 +24,7 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 
 from digirl_dist.assembly.validate import refuse_contradictions
 from digirl_dist.child_process import environment
+from digirl_dist.cli.main import main
 from digirl_dist.errors import SettingsError
 from digirl_dist.plain_text import HIDDEN
 from digirl_dist.report import follower
@@ -159,6 +160,16 @@ def test_tensorboard_has_groups_settings_and_pictures_and_a_resumed_run_no_step_
     assert [image.step for image in seen.Images("episodes/success")] == [0, 1, 2, 3, 4]
     written = b"".join(path.read_bytes() for path in (run.folder / "tensorboard").iterdir())
     assert b"_hparams_/session_start_info" in written and SECRET.encode() not in written
+
+
+def test_a_finished_run_can_be_logged_later(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    run = Run(tmp_path / "run")
+    run.has([0, 1])
+    assert main(["log", str(run.folder), "--to", "tensorboard"]) == 0
+    assert run.taken("tensorboard")["figures"] == 1
+    with pytest.raises(SystemExit):
+        main(["log", str(run.folder), "--to", "nowhere"])
+    assert "choose from" in capsys.readouterr().err
 
 
 def test_what_was_measured_before_an_iteration_is_logged_before_it(tmp_path: Path) -> None:

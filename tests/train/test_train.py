@@ -111,7 +111,7 @@ def test_b5_the_average_is_over_the_episodes_of_all_ranks_each_once(three: Path)
 def test_b6_rank_0_alone_writes_and_evaluates(three: Path) -> None:
     assert {path.name for path in three.iterdir() if path.name not in (".lock", "provenance")} == {
         *("config.yaml", "run.json", "checkpoints", "trajectories", "metrics.jsonl", "events.jsonl", "tensorboard"),
-        *("provenance.jsonl", "logger-tensorboard.json", "status.json"),
+        *("provenance.jsonl", "logger-tensorboard.json", "logger-tensorboard.log", "status.json"),
     }
     assert [line["iteration"] for line in metrics(three)] == [0, 1, 2]
     assert ["eval_reward_mean" in line for line in metrics(three)] == [False, True, False]
