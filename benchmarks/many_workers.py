@@ -19,7 +19,7 @@ from typing import Any
 from digirl_dist.emulator.rehearsal import RehearsalEmulator
 from digirl_dist.protocol.job_folder import JobFolder
 from digirl_dist.protocol.messages import SlotLimits, StartJob
-from digirl_dist.rollout.pipe import Pipe, plain
+from digirl_dist.rollout.emulator_process import Pipe, plain
 from digirl_dist.rollout.slot import Slot, State
 from digirl_dist.settings import RehearsalSettings
 from digirl_dist.settings.plugins import values

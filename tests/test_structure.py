@@ -46,11 +46,10 @@ MOST_AT_THE_ROOT = 12
 
 IMPLEMENTATIONS = {
     *(f"{kind.folder.split('.')[0]}.{name}" for kind in KINDS for name in kind.names()),
-    "collect.ahead",
+    "collect.around",
     "collect.fleet_collector",
     "collect.inline",
     "judge.model",
-    "judge.predicate",
     "ray_cluster.connection",
     "trainer.inprocess",
     "trainer.joint",

@@ -157,7 +157,7 @@ def fsdp2(device: str, folder: Path) -> Figures:
 def host_inference(device: str, folder: Path) -> Figures:
     """``inference=host``: the policy's process on ``device`` decides full batches as the agent in this process does."""
     from digirl_dist.agent.placement import Placed
-    from digirl_dist.inference.child import PolicyProcess
+    from digirl_dist.inference.policy_server import PolicyProcess
     from digirl_dist.inference.requests import InferenceRequest, InferenceResult, RandomStream
     from digirl_dist.user_code.packing import pack
 

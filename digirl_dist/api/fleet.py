@@ -110,7 +110,8 @@ class Fleet(Closeable):
 
     @classmethod
     def ray(cls, workers: int = 2, /, address: str | None = None, **settings: Any) -> Fleet:
-        """Returns a fleet of actors of the Ray cluster at ``address``; ``local`` starts one here."""
+        """Returns a fleet of actors of the Ray cluster at ``address`` (None: RAY_ADDRESS; ``auto``: the one on this
+        machine); ``local`` starts one here."""
         return cls(collector={"name": "ray", "workers": workers, "address": address}, **settings)
 
     @classmethod
@@ -237,7 +238,7 @@ class Fleet(Closeable):
     @staticmethod
     def _first_round(folder: Path) -> int:
         """After all that an earlier fleet began in the folder, also if it was killed and its workers live on."""
-        from digirl_dist.collect.lease_ledger import LeaseLedger
+        from digirl_dist.collect.leases import LeaseLedger
 
         trajectories = folder / "trajectories"
         paths = [*trajectories.glob("[0-9]*.parquet"), *trajectories.glob(".landing/[0-9]*")]

@@ -20,10 +20,9 @@ from digirl_dist.assembly.parts import (
 )
 from digirl_dist.capacity import Machine, pool_size
 from digirl_dist.collect import Collector
+from digirl_dist.collect.around import JudgedCollector, OfflineCollector, OfflineFirst, StoredCollector
 from digirl_dist.collect.iteration import Closing, Terms
-from digirl_dist.collect.judged import JudgedCollector
-from digirl_dist.collect.lease_ledger import LeaseLedger
-from digirl_dist.collect.offline import OfflineCollector, OfflineFirst, StoredCollector
+from digirl_dist.collect.leases import LeaseLedger
 from digirl_dist.emulator.plugins import Device
 from digirl_dist.fleet.ledger import Shares
 from digirl_dist.fleet.roster import worker_configs
@@ -81,7 +80,7 @@ def build_collector(context: RunContext, stack: ExitStack) -> Collector:
     collector: Collector = _judged(_emulators(context, stack), context)
     collector = OfflineFirst(collector, schedule.offline_iterations(settings))
     if context.ahead:
-        from digirl_dist.collect.ahead import AheadCollector
+        from digirl_dist.collect.around import AheadCollector
 
         collector = AheadCollector(collector, context.plan.tickets, context.ahead, settings.train_iterations - 1)
     stack.callback(collector.close)

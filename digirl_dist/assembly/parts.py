@@ -93,12 +93,11 @@ def _refuse_misfit(settings: Settings, emulator: EmulatorSettings, spec: Emulato
 
 def build_environment(emulator: EmulatorSettings) -> Callable[[], Any]:
     """Returns what makes the Gymnasium environment, on any machine. Raises SettingsError for another emulator."""
-    from digirl_dist.emulator.gymnasium import environment_maker
     from digirl_dist.emulator.plugins.gymnasium import GymnasiumSettings
 
     if not isinstance(emulator, GymnasiumSettings):
         raise SettingsError(f"a vector environment has emulator=gymnasium, not {emulator.name}")
-    return environment_maker(emulator)
+    return emulator.environment()
 
 
 def emulator_of(worker_config: WorkerConfig, settings: Settings) -> EmulatorSettings:
@@ -214,13 +213,12 @@ def build_judge(settings: Settings, verdicts: Path, events: Events) -> Judge | N
         case Success.environment:
             return None
         case Success.predicate:
-            from digirl_dist.judge.predicate import PredicateJudge
+            from digirl_dist.judge import PredicateJudge
 
             name = str(settings.predicate)
             return PredicateJudge(load_entry_point(name, "predicate"), name)
         case Success.judge:
             from digirl_dist.chat.client import key_of
-            from digirl_dist.judge.model import ModelJudge
-            from digirl_dist.judge.verdicts import Verdicts
+            from digirl_dist.judge.model import ModelJudge, Verdicts
 
             return ModelJudge(settings.judge, key_of(settings.judge, "judge"), Verdicts(verdicts), events)

@@ -226,7 +226,7 @@ def _refuse_judge(settings: Settings) -> None:
                 raise SettingsError("success=predicate needs a function of yours: predicate=my_file:is_done")
             load_entry_point(settings.predicate, "predicate")
         case Success.judge:
-            from digirl_dist.judge.prompt import refuse_unknown_placeholders
+            from digirl_dist.judge.model import refuse_unknown_placeholders
 
             refuse_unknown_placeholders(settings.judge.prompt)
             with extra_needed("success=judge", "httpx", "judge"):

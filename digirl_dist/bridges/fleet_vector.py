@@ -12,14 +12,16 @@ from gymnasium import spaces
 from gymnasium.error import ClosedEnvironmentError
 from gymnasium.vector import AutoresetMode, VectorEnv
 from gymnasium.vector.utils import batch_space, concatenate, create_empty_array, iterate
+from msgspec import structs
 
 from digirl_dist.assembly.parts import build_environment
 from digirl_dist.bridges.remote import Remote, machines
-from digirl_dist.emulator.gymnasium_senses import leaves
+from digirl_dist.emulator.gymnasium_spaces import leaves
 from digirl_dist.errors import EmulatorError, SettingsError, WorkerError
 from digirl_dist.settings import LimitSettings, configuration
 from digirl_dist.user_code.packing import pack
-from digirl_dist.worker_program.environments import Hosted, native, plain
+from digirl_dist.vec_env.pool import Answers, Pool
+from digirl_dist.worker_program.environments import EnvHost, Result
 
 
 class FleetVectorEnv(VectorEnv[Any, Any, Any]):
@@ -47,19 +49,19 @@ class FleetVectorEnv(VectorEnv[Any, Any, Any]):
         _refuse_unsupported(name, "action", self.single_action_space)
         self.observation_space = batch_space(self.single_observation_space, num_envs)
         self.action_space = batch_space(self.single_action_space, num_envs)
-        self._members = list(members)
-        self._limits = limits
+        self._pool = Pool(members, limits.reset_s)
+        self._boot_s = limits.boot_s
         self._seeds = np.random.SeedSequence(seed)
         self._lost: list[str] = []
         self._last: list[Any] = [None] * num_envs
         for number in range(num_envs):
-            self._members[number % len(self._members)].envs.append(number)
-        self._ask("add", {number: [] for number in range(num_envs)})
+            members[number % len(members)].envs.append(number)
+        self._ask("add", dict.fromkeys(range(num_envs), ()), limits.boot_s)
 
     @property
     def workers(self) -> dict[str, list[int]]:
         """The numbers of the environments of each worker that is there."""
-        return {member.name: list(member.envs) for member in self._members}
+        return {member.name: list(member.envs) for member in self._pool.members}
 
     def reset(
         self, *, seed: int | Sequence[int | None] | None = None, options: dict[str, Any] | None = None
@@ -73,14 +75,12 @@ class FleetVectorEnv(VectorEnv[Any, Any, Any]):
         mask = every.pop("reset_mask", np.ones(self.num_envs, bool))
         if np.shape(mask) != (self.num_envs,) or np.asarray(mask).dtype != bool or not np.any(mask):
             raise ValueError(f"reset_mask is no array of {self.num_envs} bools, some of them true: {mask!r}")
-        begun = plain(every) if every else None
-        asks = zip(mask, self._seeds_of(seed), strict=True)
-        asked = {number: [each, begun] if wanted else None for number, (wanted, each) in enumerate(asks)}
+        seeds = self._seeds_of(seed)
+        asked = {number: (seeds[number], every or None) for number in range(self.num_envs) if mask[number]}
         infos: dict[str, Any] = {}
         for number, result in sorted(self._ask("reset", asked).items()):
-            if result is not None:
-                self._last[number], info = result
-                infos = self._add_info(infos, info, number)
+            self._last[number] = result.observation
+            infos = self._add_info(infos, result.info, number)
         return self._seen(), infos
 
     def _seeds_of(self, seed: int | Sequence[int | None] | None) -> list[int | None]:
@@ -95,90 +95,65 @@ class FleetVectorEnv(VectorEnv[Any, Any, Any]):
 
     def step(self, actions: Any) -> tuple[Any, np.ndarray, np.ndarray, np.ndarray, dict[str, Any]]:
         """Takes one action per environment. Raises WorkerError naming every worker if none is left."""
-        told = dict(enumerate(plain(action) for action in iterate(self.action_space, actions)))
-        if len(told) != self.num_envs:
-            raise ValueError(f"{len(told)} actions for {self.num_envs} environments")
+        chosen = dict(enumerate(iterate(self.action_space, actions)))
+        if len(chosen) != self.num_envs:
+            raise ValueError(f"{len(chosen)} actions for {self.num_envs} environments")
         rewards = np.zeros(self.num_envs, np.float64)
         terminated, truncated = np.zeros(self.num_envs, bool), np.zeros(self.num_envs, bool)
         infos: dict[str, Any] = {}
-        for number, (seen, reward, ends, cut, final, info) in sorted(self._ask("step", told).items()):
-            before, self._last[number] = self._last[number], seen
-            rewards[number], terminated[number], truncated[number] = reward, ends, cut
-            if ends or cut:
-                info["final_obs"], info["final_info"] = final or (before, {"lost": info.get("lost")})
+        for number, result in sorted(self._ask("advance", chosen).items()):
+            before, self._last[number] = self._last[number], result.observation
+            rewards[number], terminated[number], truncated[number] = result.reward, result.terminated, result.truncated
+            info = dict(result.info)
+            if result.terminated or result.truncated:
+                info["final_obs"], info["final_info"] = result.final or (before, {"lost": info.get("lost")})
             infos = self._add_info(infos, info, number)
         return self._seen(), rewards, terminated, truncated, infos
 
     def close_extras(self, **_: Any) -> None:
-        for member in self._members:
-            member.close()
+        self._pool.close()
 
-    def _ask(self, what: str, asked: Mapping[int, Any]) -> dict[int, Any]:
-        """Asks all workers at once; what those cannot answer that are lost, the others begin anew."""
+    def _ask(self, request: str, asked: Mapping[int, Any], limit_s: float | None = None) -> dict[int, Result]:
+        """Asks all workers at once; the environments of those that are lost begin anew on the others."""
         if self.closed:
-            raise ClosedEnvironmentError(f"{what} of environments that were closed")
-        results: dict[int, Any] = {}
-        sent, homeless = [], []
-        for member in list(self._members):
-            try:
-                member.send(what, [asked[number] for number in member.envs])
-                sent.append(member)
-            except WorkerError as error:
-                homeless += self._lose(member, error)
-        raised: list[EmulatorError] = []
-        for member in sent:
-            try:
-                results |= dict(zip(member.envs, self._answers(member, what, len(member.envs)), strict=True))
-            except EmulatorError as error:
-                raised.append(error)  # once the others' answers are read
-            except WorkerError as error:
-                homeless += self._lose(member, error)
-        if raised:
-            raise raised[0]
-        if homeless:
-            results |= self._rehouse(what, {number: asked[number] for number in homeless})
+            raise ClosedEnvironmentError(f"{request} of environments that were closed")
+        answers = self._pool.ask(request, asked, limit_s)
+        results = answers.results | self._rehoused(request, asked, self._noted(answers))
+        for number, result in results.items():
+            if result.raised:
+                raise EmulatorError(f"environment {number} raised: {result.raised}")
         return results
 
-    def _answers(self, member: Remote, what: str, count: int) -> list[Any]:
-        """Returns what a worker answers for its environments. Raises WorkerError for what no program of ours says."""
-        answers = member.answer(self._limits.boot_s if what == "add" else self._limits.reset_s)
-        try:
-            if len(answers) != count:
-                raise ValueError(f"{len(answers)} answers for {count} environments")
-            return [_understood(what, each) for each in answers]
-        except (ValueError, TypeError, SyntaxError, OverflowError, RecursionError) as error:  # NumPy's for odd types
-            raise WorkerError(member.name, f"it sends no frames of ours: {error}") from error
+    def _noted(self, answers: Answers) -> list[int]:
+        """Returns the environments of the workers that were lost."""
+        self._lost += [reason for _, reason in answers.lost]
+        return [number for member, _ in answers.lost for number in member.envs]
 
-    def _lose(self, member: Remote, error: WorkerError) -> list[int]:
-        self._members.remove(member)
-        self._lost.append(str(error))
-        member.close()
-        return member.envs
-
-    def _rehouse(self, what: str, asked: Mapping[int, Any]) -> dict[int, Any]:
-        """Makes environments anew on the workers that are left. Raises WorkerError if none is."""
-        results: dict[int, Any] = {}
-        left = list(asked)
+    def _rehoused(self, request: str, asked: Mapping[int, Any], left: list[int]) -> dict[int, Result]:
+        """Makes environments again on the workers that are left. Raises WorkerError if none is."""
+        results: dict[int, Result] = {}
         while left:
-            if not self._members:
+            if not self._pool.members:
                 raise WorkerError("the fleet", f"no worker is left: {'; '.join(self._lost)}")
-            member = min(self._members, key=lambda each: len(each.envs))
-            share = left[: -(-len(left) // len(self._members))]
-            try:
-                drawn = [[int(each.generate_state(1)[0] >> 1)] for each in self._seeds.spawn(len(share))]
-                begun = [asked[number] if what == "reset" else None for number in share]
-                member.send("add", [own or new for own, new in zip(begun, drawn, strict=True)])
-                answers = self._answers(member, "add", len(share))
-                results |= {
-                    number: _as(what, asked[number], answer, self._lost[-1])
-                    for number, answer in zip(share, answers, strict=True)
-                }
-            except WorkerError as error:
-                left += self._lose(member, error)
-                continue
+            member = min(self._pool.members, key=lambda each: len(each.envs))
+            count = -(-len(left) // len(self._pool.members))
+            share, left = left[:count], left[count:]
+            drawn = [(int(each.generate_state(1)[0] >> 1), None) for each in self._seeds.spawn(len(share))]
+            own = [asked.get(number) if request == "reset" else None for number in share]
             member.envs += share
-            left = left[len(share) :]
+            episodes = {number: own or new for number, own, new in zip(share, own, drawn, strict=True)}
+            answers = self._pool.ask("add", episodes, self._boot_s)
+            left += self._noted(answers)
+            results |= {
+                number: self._begun(request, number in asked, first) for number, first in answers.results.items()
+            }
         return results
+
+    def _begun(self, request: str, is_asked: bool, first: Result) -> Result:
+        """Returns the answer to a reset or a step of an environment that was made again meanwhile."""
+        if request != "advance" and is_asked:
+            return first  # no episode was under way
+        return structs.replace(first, info={**first.info, "lost": self._lost[-1]}, truncated=request == "advance")
 
     def _seen(self) -> Any:
         empty: Any = create_empty_array(self.single_observation_space, self.num_envs)
@@ -201,35 +176,6 @@ def _refuse_unsupported(environment: str, what: str, space: spaces.Space[Any]) -
             )
 
 
-def _understood(what: str, answer: Any) -> Any:
-    """Returns what a worker's program answers for one environment, as the environment told it.
-
-    Of a step (observation, reward, terminated, truncated, last observation and info or None, info), otherwise
-    (observation, info), or None of one that was not reset.
-    """
-    match answer:
-        case None if what == "reset":
-            return None
-        case [seen, dict() as info] if what != "step":
-            return native(seen), _natives(info)
-        case [seen, float() as reward, bool() as ends, bool() as cut, final, dict() as info] if what == "step":
-            last = None if final is None else _understood("add", final)
-            return native(seen), reward, ends, cut, last, _natives(info)
-    raise ValueError(f"the answer to {what} is none")
-
-
-def _natives(info: Mapping[str, Any]) -> dict[str, Any]:
-    return {key: native(value) for key, value in info.items()}
-
-
-def _as(what: str, asked: Any, first: Any, lost: str) -> Any:
-    """The answer to a reset or a step, of an environment that was made anew meanwhile."""
-    if what != "step" and asked is not None:
-        return first  # nothing was under way
-    seen, info = first[0], {**first[1], "lost": lost}
-    return (seen, 0.0, False, True, None, info) if what == "step" else (seen, info)
-
-
 @contextmanager
 def fleet_vector_env(
     num_envs: int, overrides: Sequence[str], config_name: str = "host", config_path: str = "config/multimachine"
@@ -240,7 +186,7 @@ def fleet_vector_env(
     """
     settings = configuration.load(config_path, config_name, overrides)
     make = build_environment(settings.emulator)
-    hosted = pack(partial(Hosted, make))
+    hosted = pack(partial(EnvHost, make))
     with machines(settings) as found:
         members = [machine.start(hosted) for machine in found]
         env = FleetVectorEnv(make, num_envs, members, settings.limits, settings.seed)

@@ -7,18 +7,19 @@ to repeat it on another one.
 
 from __future__ import annotations
 
+import itertools
 import json
 import secrets
 import threading
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
-from concurrent.futures import TimeoutError as NotYet
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 from http import HTTPStatus
 from typing import Any
+
+import msgspec
 
 from digirl_dist.bridges.remote import Machine, Remote, machines
 from digirl_dist.emulator.plugins.openenv import OpenEnvSettings
@@ -49,18 +50,17 @@ class OpenEnvFleet:
         self.moved: list[str] = []
         """The reason of each loss of a server, after which its episode was repeated on another one."""
         self.limits = limits
+        self.seeds = itertools.count(seed + 1)
+        self.providers: dict[str, SshProvider] = {}
         self._settings = settings
-        self._machines = list(found)
-        self._lost: list[str] = []
-        """Why each worker that is not used any more was lost."""
+        self._machines = {machine.name: machine for machine in found}
         self._busy: Counter[str] = Counter()
-        self._seed = seed
-        self._providers: dict[str, SshProvider] = {}
         self._talking: set[ServerConnection] = set()
         self._lock = threading.Lock()
         self._server: Server = serve(
             self._talk, _LOOPBACK, 0, process_request=self._admit, max_size=_MOST_BYTES, compression=None
         )
+        self.address = f"http://{_LOOPBACK}:{self._server.socket.getsockname()[1]}"
         threading.Thread(target=self._server.serve_forever, name="openenv-door", daemon=True).start()
 
     def provider(self) -> SshProvider:
@@ -70,35 +70,26 @@ class OpenEnvFleet:
     @property
     def workers(self) -> dict[str, int]:
         """The number of servers on each worker that is there."""
-        with self._lock:
-            return {machine.name: self._busy[machine.name] for machine in self._machines}
+        return {name: self._busy[name] for name in self._machines}
 
     def close(self) -> None:
         """Ends the sessions and the servers."""
         self._server.shutdown()
         for connection in list(self._talking):
             connection.close()
-        for provider in list(self._providers.values()):
+        for provider in list(self.providers.values()):
             provider.stop()
-
-    def admit(self, provider: SshProvider) -> str:
-        """Returns the provider's address, which is valid until ``dismiss``."""
-        secret = secrets.token_urlsafe(24)
-        self._providers[secret] = provider
-        return f"http://{_LOOPBACK}:{self._server.socket.getsockname()[1]}/{secret}"
-
-    def dismiss(self, provider: SshProvider) -> None:
-        self._providers = {secret: each for secret, each in self._providers.items() if each is not provider}
 
     def start(self, variables: Mapping[str, str]) -> Remote:
         """Starts a server on the worker with the fewest. Raises WorkerError if no worker is left, EmulatorError."""
         wanted = replace(self._settings, variables={**self._settings.variables, **variables})
         hosted = pack(partial(HostedServer, wanted.server()))
+        reasons: list[str] = []
         while True:
             with self._lock:
                 if not self._machines:
-                    raise WorkerError("the fleet", f"no worker is left: {'; '.join(self._lost)}")
-                machine = min(self._machines, key=lambda each: self._busy[each.name])
+                    raise WorkerError("the fleet", f"no worker is left: {'; '.join([*self.moved, *reasons])}")
+                machine = min(self._machines.values(), key=lambda each: self._busy[each.name])
                 self._busy[machine.name] += 1
             try:
                 remote = machine.start(hosted)
@@ -106,46 +97,36 @@ class OpenEnvFleet:
                 remote.answer(self.limits.boot_s)
                 return remote
             except (WorkerError, EmulatorError) as error:
-                with self._lock:
-                    self._busy[machine.name] -= 1
-                if machine.connection.answers():
+                reasons.append(str(error))
+                if self._left(machine.name, is_lost=True):
                     raise
-                self._lose(machine, error)
 
     def end(self, remote: Remote, error: Exception | None = None) -> None:
         """Ends a server; with ``error``, one that is lost, perhaps with its worker."""
         remote.close()
-        with self._lock:
-            self._busy[remote.name] -= 1
-            found = [machine for machine in self._machines if machine.name == remote.name]
-        for machine in found:
-            if error is not None and not machine.connection.answers():
-                self._lose(machine, error)
         if error is not None:
             self.moved.append(f"{remote.name}: {error}")
+        self._left(remote.name, is_lost=error is not None)
 
-    def next_seed(self) -> int:
+    def _left(self, name: str, is_lost: bool) -> bool:
+        """Notes that a worker has a server less, which it may have lost; returns whether the worker is there."""
+        machine = self._machines.get(name)
+        is_gone = machine is not None and is_lost and not machine.connection.answers()
         with self._lock:
-            self._seed += 1
-            return self._seed
-
-    def _lose(self, machine: Machine, error: Exception) -> None:
-        with self._lock:
-            self._machines = [each for each in self._machines if each is not machine]
-            self._lost.append(str(error))
-        machine.connection.close()
+            self._busy[name] -= 1
+            if is_gone and (machine := self._machines.pop(name, None)) is not None:
+                machine.connection.close()
+            return name in self._machines
 
     def _admit(self, connection: ServerConnection, request: Request) -> Response | None:
         _, secret, *rest = (*request.path.split("/", 2), "")
-        provider = self._providers.get(secret)
-        if provider is None or rest[0] not in ("ws", "health"):
+        if secret not in self.providers or rest[0] not in ("ws", "health"):
             return connection.respond(HTTPStatus.NOT_FOUND, "there is /ws and /health, below a provider's address\n")
         return connection.respond(HTTPStatus.OK, '{"status": "healthy"}') if rest[0] == "health" else None
 
     def _talk(self, connection: ServerConnection) -> None:
         assert connection.request is not None
-        provider = self._providers[connection.request.path.split("/")[1]]
-        session = _Session(self, provider)
+        session = _Session(self, self.providers[connection.request.path.split("/")[1]])
         self._talking.add(connection)
         try:
             for message in connection:
@@ -156,68 +137,48 @@ class OpenEnvFleet:
             pass
         finally:
             self._talking.discard(connection)
-            session.end()
+            session.lose(None)
 
 
 class SshProvider:
     """Fulfils OpenEnv's RuntimeProvider: ``start`` returns the address of an environment that runs on some worker.
 
-    Each WebSocket to the address is a session with a server of its own, so any number of them goes; the first server
-    is started by ``start``, and one whose session ended serves the next.
+    Each WebSocket to the address is a session with a server of its own, so there may be any number of them. The first
+    session has the server that ``start`` starts.
     """
 
     def __init__(self, fleet: OpenEnvFleet) -> None:
         self._fleet = fleet
+        self._secret = secrets.token_urlsafe(24)
         self._variables: dict[str, str] = {}
-        self._idle: list[Future[Remote]] = []
-        self._pool = ThreadPoolExecutor(1, "openenv-start")
-        self._is_on = False
+        self._first: list[Remote] = []
 
     def start(self, port: int | None = None, env_vars: dict[str, str] | None = None, **_: Any) -> str:
-        """Begins to start a server, with ``env_vars`` in its environment, and returns its address.
+        """Starts a server, with ``env_vars`` in its environment, and returns its address, which holds until ``stop``.
 
-        Raises SettingsError for a ``port``: all addresses share the fleet's.
+        Raises SettingsError for a ``port``: all addresses share the fleet's. Raises WorkerError or EmulatorError.
         """
         if port is not None:
             raise SettingsError("an environment behind SSH is reached at the fleet's port; leave out port")
-        self._variables, self._is_on = dict(env_vars or {}), True
-        self._idle = [self._pool.submit(self._fleet.start, self._variables)]
-        return self._fleet.admit(self)
+        self._variables = dict(env_vars or {})
+        self._first = [self._fleet.start(self._variables)]
+        self._fleet.providers[self._secret] = self
+        return f"{self._fleet.address}/{self._secret}"
 
     def wait_for_ready(self, timeout_s: float | None = None) -> None:
-        """Waits for the server. Raises TimeoutError, or WorkerError or EmulatorError with the reason why it is not."""
-        limit_s = self._fleet.limits.boot_s if timeout_s is None else timeout_s
-        for starting in self._idle:
-            try:
-                starting.result(limit_s)
-            except NotYet as error:
-                raise TimeoutError(f"the OpenEnv server was not ready within {limit_s:g} s") from error
+        """Does nothing: the server was ready when ``start`` returned."""
 
     def stop(self) -> None:
-        """Ends the servers that have no session; the others end with theirs."""
-        self._fleet.dismiss(self)
-        self._is_on = False
-        idle, self._idle = self._idle, []
-        for starting in idle:
-            if starting.exception() is None:
-                self._fleet.end(starting.result())
+        """Ends the server that has no session; the others end with theirs."""
+        self._fleet.providers.pop(self._secret, None)
+        while self._first:
+            self._fleet.end(self._first.pop())
 
     def take(self) -> Remote:
         """Returns a server without a session. Raises WorkerError or EmulatorError."""
-        if not self._is_on:
+        if self._secret not in self._fleet.providers:
             raise WorkerError("the fleet", "this provider is stopped")
-        try:
-            return self._idle.pop().result()
-        except IndexError:
-            return self._fleet.start(self._variables)
-
-    def put_back(self, remote: Remote) -> None:
-        if self._is_on:
-            done: Future[Remote] = Future()
-            done.set_result(remote)
-            self._idle.append(done)
-        else:
-            self._fleet.end(remote)
+        return self._first.pop() if self._first else self._fleet.start(self._variables)
 
     def __enter__(self) -> SshProvider:
         self.start()
@@ -256,31 +217,25 @@ class _Session:
                 return _error(str(error))
             except (WorkerError, EmulatorError) as error:
                 reasons.append(str(error).strip().splitlines()[-1])
-                self._lose(error)
+                self.lose(error)
                 continue
             if kind in ("reset", "step", "mcp"):
                 self._told.append((message, _digest(answer)))
             return answer
         return _error(f"given up after {len(reasons)} servers were lost: {reasons[-1]}")
 
-    def end(self) -> None:
-        """Ends the session, and keeps the server for the next one."""
+    def lose(self, error: Exception | None) -> None:
+        """Ends the session's server; with ``error``, one that is lost."""
         remote, self._remote = self._remote, None
-        if remote is None:
-            return
-        try:
-            remote.send("end_session", [])
-            remote.answer(self._fleet.limits.reset_s)
-            self._provider.put_back(remote)
-        except (WorkerError, EmulatorError):
-            self._fleet.end(remote)
+        if remote is not None:
+            self._fleet.end(remote, error)
 
     def _seeded(self, message: str) -> tuple[str, str]:
         try:
             told = json.loads(message)
             kind = str(told["type"])
             if kind == "reset" and told.setdefault("data", {}).get("seed") is None:
-                told["data"]["seed"] = self._fleet.next_seed()
+                told["data"]["seed"] = next(self._fleet.seeds)
                 return kind, json.dumps(told)
         except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
             return "", message  # the server says what is wrong with it
@@ -297,13 +252,8 @@ class _Session:
     def _said(self, message: str) -> str:
         assert self._remote is not None
         self._remote.send("say", [message])
-        [answer] = self._remote.answer(self._fleet.limits.reset_s)
+        [answer] = msgspec.msgpack.decode(self._remote.answer(self._fleet.limits.reset_s))
         return str(answer)
-
-    def _lose(self, error: Exception) -> None:
-        remote, self._remote = self._remote, None
-        if remote is not None:
-            self._fleet.end(remote, error)
 
 
 class _Differs(Exception):

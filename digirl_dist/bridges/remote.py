@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
@@ -27,6 +27,14 @@ from digirl_dist.ssh.connection import Connection
 from digirl_dist.worker_program.environments import MOST_BYTES, PING, PING_S, write_frame
 
 
+class _Reply(msgspec.Struct):
+    results: msgspec.Raw = msgspec.Raw(b"")
+    error: str | None = None
+
+
+_REPLIES = msgspec.msgpack.Decoder(_Reply)
+
+
 @dataclass(eq=False)
 class Remote:
     """A program on a worker, and the numbers of the environments that it has, in the order in which it knows them."""
@@ -40,9 +48,9 @@ class Remote:
     def __post_init__(self) -> None:
         threading.Thread(target=self._ping, name=f"ping-{self.name}", daemon=True).start()
 
-    def send(self, what: str, arguments: Sequence[Any]) -> None:
+    def send(self, request: str, asked: Any) -> None:
         with self._writing:
-            self.channel.write(write_frame({"do": what, "with": list(arguments)}))
+            self.channel.write(write_frame({"do": request, "with": asked}))
 
     def _ping(self) -> None:
         """Shows the program that its host is there, while nothing is asked of it."""
@@ -51,8 +59,8 @@ class Remote:
                 with self._writing:
                     self.channel.write(PING)
 
-    def answer(self, limit_s: float) -> list[Any]:
-        """Raises WorkerError if the worker is lost, EmulatorError if an environment raised."""
+    def answer(self, limit_s: float) -> bytes:
+        """Returns the results as MessagePack. Raises WorkerError if the worker is lost, EmulatorError for a failure."""
         deadline = time.monotonic() + limit_s
         head = self.channel.read_exactly(4, limit_s)
         size = int.from_bytes(head, "big")
@@ -60,12 +68,14 @@ class Remote:
             raise self.channel.ended() if len(head) < 4 else WorkerError(self.name, "it sends no frames of ours")
         data = self.channel.read_exactly(size, max(1.0, deadline - time.monotonic()))
         try:
-            content = msgspec.msgpack.decode(data)
-            if "error" in content:
-                raise EmulatorError(f"an environment of worker {self.name} raised: {shortened(str(content['error']))}")
-            return list(content["results"])
-        except (msgspec.DecodeError, KeyError, TypeError, ValueError, RecursionError) as error:
+            reply = _REPLIES.decode(data)
+            if reply.error is None and not bytes(reply.results):
+                raise ValueError("an empty answer")
+        except (msgspec.DecodeError, ValueError, RecursionError) as error:
             raise WorkerError(self.name, f"it sends no frames of ours: {error}") from error
+        if reply.error is not None:
+            raise EmulatorError(f"an environment of worker {self.name} raised: {shortened(reply.error)}")
+        return bytes(reply.results)
 
     def close(self) -> None:
         """Closes the program's streams, at which it ends."""

@@ -16,11 +16,30 @@ import msgspec
 
 from digirl_dist.chat import Messages
 from digirl_dist.chat.http import BoundedHttp, ExchangeError
-from digirl_dist.chat.pace import Pace
 from digirl_dist.errors import ChatAway, ChatRefused, SettingsError
 from digirl_dist.plain_text import HIDDEN, hide, one_line
 from digirl_dist.settings import ChatSettings
 from digirl_dist.types import Json, Natural
+
+
+class Pace:
+    """Admits at most ``per_minute`` callers per minute, evenly (0: no limit). Safe to use from any thread."""
+
+    def __init__(self, per_minute: float, stopping: threading.Event) -> None:
+        self._gap_s = 60.0 / per_minute if per_minute > 0 else 0.0
+        self._stopping = stopping
+        self._next_at = 0.0
+        self._lock = threading.Lock()
+
+    def wait(self) -> None:
+        """Blocks until it is the caller's turn or ``stopping`` is set."""
+        with self._lock:
+            now = time.monotonic()
+            turn = max(now, self._next_at)
+            self._next_at = turn + self._gap_s
+        if turn > now:
+            self._stopping.wait(turn - now)
+
 
 _SHORTEST_KEY = 8
 """Servers without keys are given a word, which answers may contain."""

@@ -9,9 +9,9 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
+from digirl_dist.collect.accounts import IterationStats
 from digirl_dist.collect.dispatch import Dispatch, DispatchRules
 from digirl_dist.collect.iteration import Closing, Iteration, Terms, later_of
-from digirl_dist.collect.iteration_stats import IterationStats
 from digirl_dist.collect.leases import Leases, Ledger, lease_seconds
 from digirl_dist.collect.reliability import Reliability
 from digirl_dist.collect.rest import Rest
@@ -139,25 +139,15 @@ class _Collection:
     """One iteration of a fleet, from the first event to the last landed episode."""
 
     def __init__(self, collector: FleetCollector, checkpoint: Checkpoint, iteration: Iteration) -> None:
-        self._clock = collector.clock
+        self._collector = collector
         self._fleet = collector.fleet
-        self._leases = collector.leases
         self._dispatch = collector.dispatch
-        self._store = collector.store
         self._table = collector.table
-        self._status = collector.status
-        self._prefetches = collector.prefetches
-        self._pulls = collector.pulls
-        self._spares = collector.spares
-        self._closed = collector.closed
-        self._limits = collector.limits
-        self._reliability = collector.reliability
+        self._leases = collector.leases
         self._checkpoint = checkpoint
         self._iteration = iteration
-        self._all_stats = collector.all_stats
-        self._note_loss = collector.lost
         self._stats = self._stats_of(self._iteration.round)
-        self._stats.started_at = self._clock()
+        self._stats.started_at = self._collector.clock()
         self._asked: set[str] = set()
         self._unflushed: list[tuple[Pulled, bool]] = []
         """Episodes that came, and whether they landed, or had landed before."""
@@ -177,16 +167,16 @@ class _Collection:
             self._tell_progress()
             self._table.check_that_somebody_can(number, self._iteration.missing)
         self._settle_accounts()
-        self._status.collected(self._iteration.round)
-        return self._iteration.close(self._all_stats.pop(self._iteration.round))
+        self._collector.status.collected(self._iteration.round)
+        return self._iteration.close(self._collector.all_stats.pop(self._iteration.round))
 
     def _tell_progress(self) -> None:
         iteration = self._iteration
-        self._status.collecting(iteration.round, iteration.landed, iteration.wanted)
+        self._collector.status.collecting(iteration.round, iteration.landed, iteration.wanted)
 
     def _turn(self, timeout_s: float) -> None:
         """Leases what there is, then handles the next event, if one comes in that time."""
-        if self._closed.is_set():
+        if self._collector.closed.is_set():
             raise CollectionError(
                 f"iteration {self._iteration.number}: the collection was ended before it was complete"
             )
@@ -204,8 +194,8 @@ class _Collection:
         self._make_durable()
 
     def _take_prefetched(self) -> None:
-        while not self._prefetches.empty():  # this is its only reader
-            checkpoint, tickets = self._prefetches.get()
+        while not self._collector.prefetches.empty():  # this is its only reader
+            checkpoint, tickets = self._collector.prefetches.get()
             if checkpoint.iteration > self._checkpoint.iteration:
                 self._checkpoint = checkpoint
                 self._fleet.publish(checkpoint, self._leases.versions())
@@ -213,7 +203,7 @@ class _Collection:
 
     def _end_overdue_leases(self) -> None:
         """Looks through all leases, and therefore not at every turn."""
-        if (now := self._clock()) < self._overdue_at:
+        if (now := self._collector.clock()) < self._overdue_at:
             return
         self._overdue_at = now + _OVERDUE_EVERY_S
         for worker, key in self._leases.overdue():
@@ -226,16 +216,16 @@ class _Collection:
         self._asked = {name for name, each in states.items() if each.slots}
         for name in sorted(self._asked):
             self._fleet.workers[name].collected()
-        deadline = self._clock() + _ACCOUNTS_S
-        while self._asked and (left_s := deadline - self._clock()) > 0:
+        deadline = self._collector.clock() + _ACCOUNTS_S
+        while self._asked and (left_s := deadline - self._collector.clock()) > 0:
             self._turn(left_s)
         for name in [name for name, each in states.items() if not each.slots]:
             self._stats.spent(name, self._table.ledger.book(name))
 
     def _stats_of(self, wanted: Round) -> IterationStats:
-        if wanted not in self._all_stats:
-            self._all_stats[wanted] = IterationStats(wanted, self._clock)
-        return self._all_stats[wanted]
+        if wanted not in self._collector.all_stats:
+            self._collector.all_stats[wanted] = IterationStats(wanted, self._collector.clock)
+        return self._collector.all_stats[wanted]
 
     def _take_in(self, event: WorkerEvent) -> None:
         if not self._table.is_for_a_known(event):
@@ -255,7 +245,7 @@ class _Collection:
         error = failure_here(event.worker, f"handle a {type(said).__name__}", defect)
         self._table.tell("handling_failed", event.worker, reason=error.reason, remedy=error.remedy)
         is_there = {name: state.slots > 0 for name, state in self._table.states.items()}
-        if self._reliability.defect(event.worker, is_there):
+        if self._collector.reliability.defect(event.worker, is_there):
             raise CollectionError(
                 f"iteration {self._iteration.number}: it fails with every worker\n  {error}"
             ) from defect
@@ -280,7 +270,7 @@ class _Collection:
             case Lost(worker, error):
                 self._stats.worker_result(worker).losses.append(error.reason)
                 self._asked.discard(worker)
-                self._note_loss(event)
+                self._collector.lost(event)
                 self._table.take_in(event)
             case _:
                 self._table.take_in(event)
@@ -316,22 +306,21 @@ class _Collection:
             self._table.tell("episode_dropped", worker, episode=manifest.episode_id, reason="not wanted any more")
             self._fleet.workers[worker].forget(manifest.episode_id)
             return
-        self._table.ledger.ended(worker, manifest.spent)
         leased = self._leases.as_leased(worker, manifest)
         if leased is None:
             self._refused(worker, manifest, "its ticket was not leased to this worker, or as another attempt")
-        elif manifest.size > self._limits.episode_mb * (1 << 20):
-            reason = f"its file of {manifest.size} bytes is larger than limits.episode_mb={self._limits.episode_mb:g}"
+        elif manifest.size > (most_mb := self._collector.limits.episode_mb) * (1 << 20):
+            reason = f"its file of {manifest.size} bytes is larger than limits.episode_mb={most_mb:g}"
             self._refused(worker, manifest, reason)
         elif self._leases.expect(worker, key, manifest.attempt):
             ticket, grant = leased
             self._dispatch.pace.ended(worker, sum(manifest.spent.values()))  # without what it waited for the checkpoint
-            self._stats.ended(worker, grant.seconds(manifest.seconds, self._clock()), manifest.age_s)
-            name = f"{worker}-{key.iteration}-{key.number}-{next(self._pulls)}"
-            path = self._store.incoming(self._iteration.counts_in(key), name)
+            self._stats.ended(worker, grant.seconds(manifest.seconds, self._collector.clock()), manifest.age_s)
+            name = f"{worker}-{key.iteration}-{key.number}-{next(self._collector.pulls)}"
+            path = self._collector.store.incoming(self._iteration.counts_in(key), name)
             self._fleet.workers[worker].pull(manifest, ticket, path)
             self._table.fetches(worker)
-        elif len(spares := self._spares.setdefault((worker, key), set())) < _MOST_SPARES:
+        elif len(spares := self._collector.spares.setdefault((worker, key), set())) < _MOST_SPARES:
             spares.add(manifest.episode_id)
         else:
             self._refused(worker, manifest, f"there are {_MOST_SPARES} others of its ticket")
@@ -346,16 +335,18 @@ class _Collection:
         leased = self._leases.as_leased(worker, manifest)
         is_new = self._iteration.land(pulled.trajectory, pulled.path)
         if is_new:
-            stats.seconds[key] = leased[1].seconds(manifest.seconds, self._clock()) if leased else manifest.seconds
+            stats.seconds[key] = (
+                leased[1].seconds(manifest.seconds, self._collector.clock()) if leased else manifest.seconds
+            )
         else:
             pulled.path.unlink(missing_ok=True)
-        self._reliability.landed(worker)
+        self._collector.reliability.landed(worker)
         self._unflushed.append((pulled, is_new))
 
     def _make_durable(self) -> None:
         """Flushes the episodes that have landed, and only then lets their workers delete them."""
         if self._unflushed:
-            self._store.flush()
+            self._collector.store.flush()
         for pulled, is_new in self._unflushed:
             if is_new:
                 self._table.landed(pulled)
@@ -369,7 +360,7 @@ class _Collection:
 
     def _forget(self, worker: str, manifest: EpisodeManifest) -> None:
         """Lets the worker delete the episode, and others of its ticket."""
-        for episode in sorted({manifest.episode_id, *self._spares.pop((worker, manifest.key), ())}):
+        for episode in sorted({manifest.episode_id, *self._collector.spares.pop((worker, manifest.key), ())}):
             self._fleet.workers[worker].forget(episode)
 
     def _retry(self, worker: str, slot: int | None, key: Key, reason: str, attempt: int | None = None) -> None:
@@ -384,7 +375,7 @@ class _Collection:
             self._fleet.workers[worker].drop([key], "faults")  # it may run what it announced
         if is_set_aside:
             self._table.tell_all("ticket_set_aside", **self._leases.why_set_aside(key))
-        elif self._leases.is_blamed_on_one(key) and self._reliability.failed(
+        elif self._leases.is_blamed_on_one(key) and self._collector.reliability.failed(
             worker, key, self._table.states[worker].slots
         ):
             error = MisconductError(worker, f"all that it is given fails, at last: {reason}", proven=True)

@@ -14,8 +14,8 @@ import msgspec
 
 from digirl_dist.agent import AgentFactory
 from digirl_dist.capacity import PoolSize
+from digirl_dist.collect.accounts import IterationStats
 from digirl_dist.collect.iteration import Iteration, Terms, later_of
-from digirl_dist.collect.iteration_stats import IterationStats
 from digirl_dist.collect.leases import Leases
 from digirl_dist.collection import CollectionResult
 from digirl_dist.emulator import EmulatorFactory
@@ -161,11 +161,11 @@ class InlineCollector:
             case Finished(trajectory, started_at, ended_at, _):
                 try:
                     self._guard.check(trajectory, trajectory.ticket, NAME)
-                    episode_file.encode(trajectory)  # raises here what would end the run where the episode is stored
+                    content = episode_file.encode(trajectory)
                 except TrajectoryError as error:
                     self._retry(trajectory.slot, trajectory.ticket.key, str(error), stats)
                 else:
-                    self._land(trajectory, iteration, ended_at - started_at)
+                    self._land(trajectory, content, iteration, ended_at - started_at)
 
     def _retry(self, slot: int, key: Key, reason: str, stats: IterationStats) -> None:
         stats.worker_result(NAME).retried += 1
@@ -175,10 +175,10 @@ class InlineCollector:
         if fault := self._leases.faults.news():
             self._events.emit("equal_faults", reason=fault)
 
-    def _land(self, trajectory: Trajectory, iteration: Iteration, seconds: float) -> None:
+    def _land(self, trajectory: Trajectory, content: bytes, iteration: Iteration, seconds: float) -> None:
         ticket = trajectory.ticket
         self._stats_of(iteration.round).ended(NAME, seconds, 0.0)
-        if iteration.land(trajectory):
+        if iteration.land(trajectory, content):
             stats = self._stats_of(iteration.counts_in(ticket.key))
             stats.seconds[ticket.key] = seconds
             self._events.emit(

@@ -8,7 +8,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from digirl_dist.collect.iteration_stats import IterationStats
+from digirl_dist.collect.accounts import IterationStats
 from digirl_dist.collect.leases import Leases
 from digirl_dist.collection import CollectionResult
 from digirl_dist.errors import CollectionError
@@ -167,7 +167,7 @@ class Iteration:
             home = Round(home.number + 1)
         return home
 
-    def land(self, trajectory: Trajectory, checked: Path | None = None) -> bool:
+    def land(self, trajectory: Trajectory, checked: Path | bytes | None = None) -> bool:
         """Stores the episode (see ``Store.land``). False if its ticket had landed before or is unknown."""
         key = trajectory.ticket.key
         if not self._leases.land(key):

@@ -5,14 +5,19 @@ from __future__ import annotations
 import math
 from collections import Counter, OrderedDict
 from collections.abc import Collection, Iterable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from itertools import islice
+from pathlib import Path
 from typing import Any, NamedTuple, Protocol
+
+import msgspec
 
 from digirl_dist.collect.equal_faults import EqualFaults
 from digirl_dist.emulator.episode_limits import MOST_STEPS
 from digirl_dist.protocol.messages import EpisodeManifest
-from digirl_dist.settings import LimitSettings
+from digirl_dist.settings import LimitSettings, regular_file
+from digirl_dist.storage import atomic_files, json_lines
 from digirl_dist.tasks import Key, Round, Ticket
 from digirl_dist.types import Clock, Json
 
@@ -366,3 +371,40 @@ def lease_seconds(limits: LimitSettings, max_steps: int | None) -> float:
         return limits.lease_s
     episode_s = limits.reset_s + (max_steps or MOST_STEPS) * limits.step_s
     return limits.boot_s + 2 * limits.stuck_s + 2 * episode_s
+
+
+_LINE = tuple[str, Key, int, int, str]
+_ENCODER = msgspec.json.Encoder()
+_DECODER = msgspec.json.Decoder(_LINE)
+
+
+class LeaseLedger:
+    """Implements ``Ledger`` by a file with one line per lease."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+
+    def known(self) -> Sequence[Grant]:
+        try:
+            with regular_file.opened(self._path) as file:
+                lines = file.read().splitlines()
+        except FileNotFoundError:
+            return []
+        found = []
+        for line in lines:
+            with suppress(msgspec.MsgspecError):  # cut by a crash
+                found.append(Grant(*_DECODER.decode(line)))
+        return found
+
+    def add(self, grants: Sequence[Grant]) -> None:
+        with suppress(OSError):
+            json_lines.append(self._path, _lines(grants))
+
+    def replace(self, grants: Sequence[Grant]) -> None:
+        with suppress(OSError):
+            atomic_files.write_bytes(self._path, _lines(grants), flushed=False)
+
+
+def _lines(grants: Sequence[Grant]) -> bytes:
+    lines = ((grant.worker, grant.key, grant.attempt, grant.version, grant.asks) for grant in grants)
+    return b"".join(_ENCODER.encode(line) + b"\n" for line in lines)

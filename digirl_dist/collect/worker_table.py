@@ -8,8 +8,8 @@ from typing import Any
 
 import msgspec
 
+from digirl_dist.collect.accounts import SlotTimeLedger
 from digirl_dist.collect.leases import Leases
-from digirl_dist.collect.slot_time_ledger import SlotTimeLedger
 from digirl_dist.errors import CollectionError, HandlingError, HostFullError, WorkerError
 from digirl_dist.fleet.fleet import Fleet
 from digirl_dist.fleet.worker_events import (

@@ -23,16 +23,13 @@ from typing import Any
 import psutil
 
 from digirl_dist.child_process import keep_short, last_lines, widen
-from digirl_dist.emulator import frames
-from digirl_dist.emulator.devtools import Devtools, DevtoolsError, Params
-from digirl_dist.emulator.frames import Frames
-from digirl_dist.emulator.web_keys import key_events
+from digirl_dist.emulator.devtools import FRAME_FLAGS, Devtools, DevtoolsError, Frames, Params, key_events
 from digirl_dist.errors import EmulatorError, SettingsError
 
 HEADLESS_SHELLS = ("chromium-headless-shell", "chrome-headless-shell")
 """Chromium without its user interface: loads a page with half the work."""
 BROWSERS = (*HEADLESS_SHELLS, "chromium", "chromium-browser", "google-chrome")
-# A headless shell draws on request (``frames.FLAGS``). Other browsers keep their limit of 60 frames a second: without
+# A headless shell draws on request (``FRAME_FLAGS``). Other browsers keep their limit of 60 frames a second: without
 # it, a screenshot takes 5 ms in place of 35, but they draw as fast as they can while a page loads: with more browsers
 # than cores, each page cost three times the work.
 FLAGS = (
@@ -145,7 +142,7 @@ class Page:
     """The only page of a browser. Every method raises EmulatorError when the browser is gone or does not answer."""
 
     def __init__(self, devtools: Devtools, width: int, height: int, draws_on_request: bool) -> None:
-        """``draws_on_request``: the browser was started with ``frames.FLAGS``."""
+        """``draws_on_request``: the browser was started with ``FRAME_FLAGS``."""
         self._devtools = devtools
         self._frames = Frames(devtools) if draws_on_request else None
         self._corner = width - 1, height - 1
@@ -314,12 +311,12 @@ def _spawn(program: str, folder: str, commands: int, answers: int) -> int:
 def flags(folder: str, program: str) -> list[str]:
     """What a browser is started with. Its sandbox cannot start as root, which containers usually are."""
     unguarded = ["--no-sandbox"] if os.geteuid() == 0 else []
-    drawing = frames.FLAGS if draws_on_request(program) else ()
+    drawing = FRAME_FLAGS if draws_on_request(program) else ()
     return [*FLAGS, *drawing, *unguarded, f"--user-data-dir={folder}/profile"]
 
 
 def draws_on_request(program: str) -> bool:
-    """Whether a browser can be started with ``frames.FLAGS``; those of macOS cannot."""
+    """Whether a browser can be started with ``FRAME_FLAGS``; those of macOS cannot."""
     return Path(program).name in HEADLESS_SHELLS and sys.platform != "darwin"
 
 

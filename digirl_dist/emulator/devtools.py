@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import base64
 import json
 import os
 import select
+import string
 import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -150,3 +152,120 @@ def _is_ready(pipe: int, event: int, limit_s: float) -> bool:
 
 def _late(what: str) -> EmulatorError:
     return EmulatorError(f"no answer to {what} in time")
+
+
+FRAME_FLAGS = (
+    "--enable-begin-frame-control",
+    "--run-all-compositor-stages-before-draw",  # a frame shows all that scripts have changed before
+    "--disable-checker-imaging",  # and the images whole
+    "--disable-threaded-animation",
+    "--disable-threaded-scrolling",
+    "--disable-new-content-rendering-timeout",
+)
+"""A headless shell that is started with these draws a frame for each command and none of its own."""
+
+_COMMAND = "HeadlessExperimental.beginFrame"
+_LONGEST_FRAME_S = 60.0
+_LOOK_S = 0.005
+_ALIKE = 2
+"""Frames in a row that show nothing new, after which no more is expected: a scroll shows in every other one."""
+_MOST_FRAMES = 8
+"""Drawn of a page that never rests; each takes a third of a millisecond."""
+
+
+class Frames:
+    """Draws frames one at a time, and goes on while something else is awaited: it may be waiting for a frame."""
+
+    def __init__(self, devtools: Devtools) -> None:
+        self._devtools = devtools
+        self._latest: int | None = None
+        devtools.idle = self._keep_on
+
+    def begin(self, deadline: float, **wanted: Any) -> int:
+        """Lets the page's scripts know of a new frame, after the commands that were sent before.
+
+        Waits for the frame before, and not for this one; returns the number of its command.
+        """
+        self._finish(deadline)
+        if self._latest is not None:
+            self._devtools.forget(self._latest)
+        self._latest = self._devtools.begin(_COMMAND, wanted, deadline)
+        return self._latest
+
+    def picture(self, deadline: float) -> bytes:
+        """PNG of the page as it is once its frames no longer differ. Raises EmulatorError if there is none in time."""
+        while time.monotonic() < deadline:
+            self._settle(deadline)
+            drawn = self._draw(deadline, screenshot={"format": "png", "optimizeForSpeed": True})
+            if "screenshotData" in drawn:
+                return base64.b64decode(drawn["screenshotData"])
+            time.sleep(_LOOK_S)  # a page that was just opened has nothing to show for a moment
+        raise EmulatorError("the browser drew no picture of the page")
+
+    def _settle(self, deadline: float) -> None:
+        alike = 0
+        for _ in range(_MOST_FRAMES):
+            alike = 0 if self._draw(deadline).get("hasDamage") else alike + 1
+            if alike == _ALIKE:
+                break
+
+    def _draw(self, deadline: float, **wanted: Any) -> dict[str, Any]:
+        number = self.begin(deadline, **wanted)
+        self._finish(deadline)
+        return self._devtools.result(number)
+
+    def _finish(self, deadline: float) -> None:
+        self._devtools.wait(self._is_finished, deadline, "a frame")
+
+    def _is_finished(self) -> bool:
+        return self._latest is None or self._devtools.is_answered(self._latest)
+
+    def _keep_on(self) -> None:
+        if self._is_finished():
+            self.begin(time.monotonic() + _LONGEST_FRAME_S)
+
+
+_SHIFT = 8
+_SHIFTED = dict(zip('~!@#$%^&*()_+{}|:"<>?', "`1234567890-=[]\\;',./", strict=True))
+_PUNCTUATION = {
+    ";": ("Semicolon", 186),
+    "=": ("Equal", 187),
+    ",": ("Comma", 188),
+    "-": ("Minus", 189),
+    ".": ("Period", 190),
+    "/": ("Slash", 191),
+    "`": ("Backquote", 192),
+    "[": ("BracketLeft", 219),
+    "\\": ("Backslash", 220),
+    "]": ("BracketRight", 221),
+    "'": ("Quote", 222),
+    " ": ("Space", 32),
+}
+"""Names of keys and their virtual key codes."""
+
+_ENTER = {"key": "Enter", "code": "Enter", "windowsVirtualKeyCode": 13, "text": "\r"}
+_NAMED = {"\n": _ENTER, "\r": _ENTER, "\t": {"key": "Tab", "code": "Tab", "windowsVirtualKeyCode": 9}}
+
+
+def key_events(text: str) -> list[dict[str, Any]]:
+    """Parameters of ``Input.dispatchKeyEvent``: each key goes down and up again."""
+    events = []
+    for character in text.replace("\r\n", "\n"):
+        key = _NAMED.get(character) or _printed(character)
+        events += [{"type": "keyDown", **key}, {"type": "keyUp", **{k: v for k, v in key.items() if k != "text"}}]
+    return events
+
+
+def _printed(character: str) -> dict[str, Any]:
+    base = _SHIFTED.get(character, character.lower())
+    key: dict[str, Any] = {"key": character, "text": character}
+    if base in string.ascii_lowercase:
+        key |= {"code": f"Key{base.upper()}", "windowsVirtualKeyCode": ord(base.upper())}
+    elif base in string.digits:
+        key |= {"code": f"Digit{base}", "windowsVirtualKeyCode": ord(base)}
+    elif base in _PUNCTUATION:
+        code, number = _PUNCTUATION[base]
+        key |= {"code": code, "windowsVirtualKeyCode": number}
+    if base != character and "code" in key:
+        key["modifiers"] = _SHIFT
+    return key

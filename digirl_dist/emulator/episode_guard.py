@@ -66,38 +66,40 @@ class EpisodeGuard:
     def check(self, episode: Trajectory, ticket: Ticket, worker: str) -> None:
         """Raises TrajectoryError, naming emulator, task and step, unless this is the ticket's episode as leased."""
         self._check_origin(episode, ticket, worker)
-        place = where = f"emulator {self.emulator}, task {ticket.task.id}"
+        where = f"emulator {self.emulator}, task {ticket.task.id}"
         seen = [*(step.observation for step in episode.steps), episode.final_observation]
-        try:
+        places = [*(f"{where}, step {number}" for number in range(len(episode.steps))), f"{where}, final observation"]
+        with _at(where):
             if not 0 < len(episode.steps) <= self.most_steps:
                 raise TrajectoryError(f"{len(episode.steps)} steps; at most {self.most_steps} are allowed")
-            for number, (one, step) in enumerate(zip(seen, [*episode.steps, None], strict=True)):
-                place = f"{where}, final observation" if step is None else f"{where}, step {number}"
+        for number, (place, one) in enumerate(zip(places, seen, strict=True)):
+            with _at(place):
                 self._check_values(one)
-                if step is not None:
-                    self._check_step(step, number == len(episode.steps) - 1)
-            place = where
-            episode_limits.check_sums(episode)
-            first = {one.image: number for number, one in reversed([*enumerate(seen)])}  # equal screens are one
-            for image, number in first.items():
-                place = f"{where}, step {number}" if number < len(episode.steps) else f"{where}, final observation"
-                if image is not None:
-                    _check_image(image, self._image_size)
-        except TrajectoryError as error:
-            raise TrajectoryError(f"{place}: {error}") from error.__cause__
+                if number < len(episode.steps):
+                    self._check_step(episode.steps[number], number == len(episode.steps) - 1)
+        screens = {one.image: at for at, one in reversed([*zip(places, seen, strict=True)]) if one.image is not None}
+        sizes = {}
+        for image, place in screens.items():  # equal screens are one
+            with _at(place):
+                sizes[image] = episode_limits.pixels(image)
+        with _at(where):
+            episode_limits.check_sums(episode, sizes)
+        for image, place in screens.items():
+            with _at(place):
+                _check_image(image, self._image_size)
 
     def check_question(self, seen: Observation) -> None:
         """Raises TrajectoryError for an observation that no policy is to be asked about: one such holds up all others.
 
         Of an image only the header is looked at: its size, which bounds what it takes to decode.
         """
-        try:
+        with _at(f"emulator {self.emulator}"):
             self._check_values(seen)
-            if seen.image is not None and not _promises(seen.image, self._image_size):
-                with _opened(seen.image, self._image_size):
-                    pass
-        except TrajectoryError as error:
-            raise TrajectoryError(f"emulator {self.emulator}: {error}") from error.__cause__
+            if seen.image is not None:
+                episode_limits.pixels(seen.image)
+                if not _promises(seen.image, self._image_size):
+                    with _opened(seen.image, self._image_size):
+                        pass
 
     def _check_origin(self, episode: Trajectory, ticket: Ticket, worker: str) -> None:
         if misfit := episode.ticket.misfit(ticket):
@@ -151,6 +153,15 @@ class EpisodeGuard:
     def _is_strict(self) -> bool:
         """Whether what the spec leaves out is known to be absent."""
         return self.spec is not None and self.check_action is not None
+
+
+@contextmanager
+def _at(place: str) -> Iterator[None]:
+    """Names the place in a TrajectoryError."""
+    try:
+        yield
+    except TrajectoryError as error:
+        raise TrajectoryError(f"{place}: {error}") from error.__cause__
 
 
 def _check_goals(goals: Sequence[Goal]) -> None:

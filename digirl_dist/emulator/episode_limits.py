@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 import struct
+from collections.abc import Mapping
 from itertools import count
 
 import numpy as np
@@ -72,7 +73,7 @@ _SCAN = 0xDA
 
 
 def check_observation(seen: Observation) -> None:
-    """Raises TrajectoryError for a text, a vector or a screenshot that no episode may have."""
+    """Raises TrajectoryError for a text or a vector that no episode may have; of an image, see ``pixels``."""
     if not isinstance(seen.text, str):
         raise TrajectoryError(f"the text of the observation is a {type(seen.text).__name__}")
     if len(seen.text) > LONGEST_TEXT:
@@ -80,8 +81,9 @@ def check_observation(seen: Observation) -> None:
     if not _is_unicode(seen.text):
         raise TrajectoryError("the text of the observation has half a surrogate pair, which no file can hold")
     check_vector(seen.vector)
-    if seen.image is not None:
-        pixels(seen.image)
+    if not isinstance(seen.image, bytes | None):
+        kind = type(seen.image).__name__
+        raise TrajectoryError(f"the image of the observation is a {kind}, not the bytes of a PNG or JPEG")
 
 
 def check_vector(vector: np.ndarray | None) -> None:
@@ -110,14 +112,15 @@ def check_step(step: Step) -> None:
         raise TrajectoryError(f"the log-probability of the action is {step.log_prob:g}; {allowed} is allowed")
 
 
-def check_sums(episode: Trajectory) -> None:
-    """Raises TrajectoryError for too many steps, or too much reward or too many pixels in all steps together."""
+def check_sums(episode: Trajectory, screens: Mapping[bytes, int]) -> None:
+    """Raises TrajectoryError for too much reward or too many pixels in all steps together.
+
+    ``screens`` are its different screenshots, each with its pixels.
+    """
     rewards = sum(abs(step.reward) for step in episode.steps)
     if rewards > LARGEST_REWARD:
         raise TrajectoryError(f"rewards of {rewards:g} in sum; at most {LARGEST_REWARD:g} is allowed: scale them")
-    shown = {one.image for one in (*(step.observation for step in episode.steps), episode.final_observation)}
-    screens = [image for image in shown if image is not None]
-    found, most = sum(map(pixels, screens)), MOST_PIXELS_OF_EPISODE + _PIXELS_OF_BYTE * sum(map(len, screens))
+    found, most = sum(screens.values()), MOST_PIXELS_OF_EPISODE + _PIXELS_OF_BYTE * sum(map(len, screens))
     if found > most:
         reason = f"{len(screens)} screenshots of {found} pixels in sum; at most {most} are allowed"
         raise TrajectoryError(f"{reason}: show smaller ones, or set max_steps")
@@ -130,9 +133,6 @@ def most_memory(size: int) -> int:
 
 def pixels(image: bytes) -> int:
     """Returns how many pixels a screenshot has. Raises TrajectoryError unless it is a PNG or a JPEG of little else."""
-    if not isinstance(image, bytes):
-        kind = type(image).__name__
-        raise TrajectoryError(f"the image of the observation is a {kind}, not the bytes of a PNG or JPEG")
     try:
         width, height, metadata = _of_png(image) if image.startswith(_PNG) else _of_jpeg(image)
     except (struct.error, IndexError) as error:

@@ -15,9 +15,7 @@ import gymnasium
 from gymnasium.envs.registration import EnvSpec, load_env_creator
 
 from digirl_dist.emulator import DeviceActions, EmulatorFactory, EmulatorSpec
-from digirl_dist.emulator.gymnasium_actions import NativeActions
-from digirl_dist.emulator.gymnasium_options import GymnasiumOptions
-from digirl_dist.emulator.gymnasium_senses import Senses
+from digirl_dist.emulator.gymnasium_spaces import NativeActions, Senses
 from digirl_dist.emulator.touch_actions import DeviceAction
 from digirl_dist.errors import EmulatorError, SettingsError
 from digirl_dist.tasks import Task
@@ -29,8 +27,6 @@ from digirl_dist.user_code.entry_point import import_module, load_entry_point
 EnvMaker = Callable[[], gymnasium.Env[Any, Any]]
 _SUCCESS = ("success", "is_success")
 """Keys of an info, in order of precedence."""
-_SHOWN = 5
-"""Environments that a message names."""
 _PROVIDERS: dict[str, tuple[str, tuple[str, ...]]] = {
     "minigrid": ("minigrid", ("MiniGrid-", "BabyAI-")),
     "highway_env": ("highway-env", ("highway-", "merge-", "roundabout-", "parking-", "intersection-", "racetrack-")),
@@ -143,24 +139,17 @@ class GymnasiumEmulator:
         return self._seen
 
 
-def gymnasium_factory(settings: GymnasiumOptions) -> EmulatorFactory:
-    """What builds the emulator on a worker. Call this on the host, where the user's files are.
+def environment_maker(id: str | None, entry_point: str | None, kwargs: Mapping[str, Any]) -> EnvMaker:
+    """What makes the environment itself, on any machine. Raises SettingsError for one that does not exist.
 
-    The user's class is resolved here and travels inside the factory, so a worker needs neither the file nor the
-    registration. Raises SettingsError for an environment that does not exist.
+    Call this on the host, where the user's files are: the user's class is resolved here and travels inside, so a worker
+    needs neither the file nor the registration.
     """
-    make = environment_maker(settings)
-    touch = None if settings.touch is None else load_entry_point(settings.touch, "emulator.touch")
-    return partial(GymnasiumEmulator, make, settings.success_reward or 0.0, tuple(settings.observe), touch)
+    return partial(gymnasium.make, _env_spec(id, entry_point, kwargs), disable_env_checker=True)
 
 
-def environment_maker(settings: GymnasiumOptions) -> EnvMaker:
-    """What makes the environment itself, on any machine. Raises SettingsError for one that does not exist."""
-    return partial(gymnasium.make, _env_spec(settings), disable_env_checker=True)
-
-
-def gymnasium_spec(factory: EmulatorFactory, kwargs: Mapping[str, Any] | None = None) -> EmulatorSpec:
-    """Shapes of the environment that ``factory`` builds, of settings with these ``kwargs``; opens and closes one.
+def gymnasium_spec(factory: EmulatorFactory) -> EmulatorSpec:
+    """Shapes of the environment that ``factory`` builds; opens and closes one.
 
     Raises SettingsError when the environment cannot be built or its spaces are not supported.
     """
@@ -171,40 +160,33 @@ def gymnasium_spec(factory: EmulatorFactory, kwargs: Mapping[str, Any] | None = 
     except SettingsError:
         raise
     except RAISED as exc:
-        raise SettingsError(
-            f"the Gymnasium environment cannot be built: {_in_one_line(exc)}{_of_lists(kwargs)}"
-        ) from exc
-
-
-def gymnasium_tasks(settings: GymnasiumOptions) -> list[Task]:
-    """The one task there is: the environment itself."""
-    return [Task(id=str(settings.entry_point or settings.id))]
+        raise SettingsError(f"the Gymnasium environment cannot be built: {_in_one_line(exc)}") from exc
 
 
 # --- finding the environment ---------------------------------------------------------------------------------------
 
 
-def _env_spec(settings: GymnasiumOptions) -> EnvSpec:
-    if settings.id is None and settings.entry_point is None:
+def _env_spec(id: str | None, entry_point: str | None, kwargs: Mapping[str, Any]) -> EnvSpec:
+    if id is None and entry_point is None:
         raise SettingsError(
             "a Gymnasium emulator needs emulator.id, as CartPole-v1, or emulator.entry_point, as my_file:MyEnv"
         )
-    if settings.id is not None and settings.entry_point is not None:
+    if id is not None and entry_point is not None:
         raise SettingsError(
-            f"emulator.id={settings.id} and emulator.entry_point={settings.entry_point} name two environments: set "
+            f"emulator.id={id} and emulator.entry_point={entry_point} name two environments: set "
             "emulator.id=null or emulator.entry_point=null"
         )
-    if settings.entry_point is not None:
-        creator = load_entry_point(settings.entry_point, "emulator.entry_point")
-        return EnvSpec(id=f"{settings.entry_point}-v0", entry_point=creator, kwargs=dict(settings.kwargs))
-    registered = _registered(str(settings.id))
+    if entry_point is not None:
+        creator = load_entry_point(entry_point, "emulator.entry_point")
+        return EnvSpec(id=f"{entry_point}-v0", entry_point=creator, kwargs=dict(kwargs))
+    registered = _registered(str(id))
     creator = registered.entry_point
     if isinstance(creator, str):
         try:
             creator = load_env_creator(creator)
         except RAISED as exc:
-            raise SettingsError(f"{settings.id} cannot be imported: {_in_one_line(exc)}") from exc
-    return dataclasses.replace(registered, entry_point=creator, kwargs={**registered.kwargs, **settings.kwargs})
+            raise SettingsError(f"{id} cannot be imported: {_in_one_line(exc)}") from exc
+    return dataclasses.replace(registered, entry_point=creator, kwargs={**registered.kwargs, **kwargs})
 
 
 def _registered(env_id: str) -> EnvSpec:
@@ -224,24 +206,14 @@ def _registered(env_id: str) -> EnvSpec:
 
 
 def _registered_by(module: str) -> str:
-    """Returns what importing a module registered, and what to do where it registers by a function."""
-    root = module.split(".")[0]
-    own = [name for name, spec in gymnasium.registry.items() if _provider(spec) == root]
-    shown = ", ".join(sorted(own)[:_SHOWN]) + (f" and {len(own) - _SHOWN} others" if len(own) > _SHOWN else "")
+    """Returns what to do where importing a module did not register an environment."""
     functions = [each for each in dir(sys.modules[module]) if each.startswith("register")]
     call = (
         f"; it has {functions[0]}(): call that at the top of a file of yours, and name that file as MODULE"
         if functions
         else ""
     )
-    return f"importing {module} registered {shown or 'no environment'}{call}"
-
-
-def _provider(spec: EnvSpec) -> str:
-    """Returns the top-level module in which an environment's class is; empty if it has none."""
-    creator = spec.entry_point
-    named = creator.partition(":")[0] if isinstance(creator, str) else getattr(creator, "__module__", "") or ""
-    return named.split(".")[0]
+    return f"importing {module} registered no environment of that name{call}"
 
 
 def _where_it_may_be(name: str) -> str:
@@ -268,20 +240,6 @@ def _refuse_other_space(space: object, kind: str, name: str) -> None:
 
 def _in_one_line(error: BaseException) -> str:
     return f"{type(error).__name__}: {' '.join(str(error).split())[:500]}{_how_to_get(error)}"
-
-
-def _of_lists(kwargs: object) -> str:
-    """Returns what to do about an environment that may want tuples, which YAML does not have; empty without lists."""
-    if not _has_list(kwargs):
-        return ""
-    return (
-        "; lists in emulator.kwargs stay lists: if the environment needs tuples, write a function that makes it, and "
-        "name that in emulator.entry_point"
-    )
-
-
-def _has_list(value: object) -> bool:
-    return isinstance(value, list) or (isinstance(value, Mapping) and any(map(_has_list, value.values())))
 
 
 def _how_to_get(error: BaseException | None) -> str:

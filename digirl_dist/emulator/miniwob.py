@@ -16,9 +16,8 @@ from PIL import Image
 
 from digirl_dist.emulator import DeviceActions, EmulatorSpec, Label
 from digirl_dist.emulator.chromium import Chromium, Page, chromium_errors
-from digirl_dist.emulator.named_labels import LABELS_AT, Clicked, ClickedLabels
 from digirl_dist.emulator.touch_actions import DeviceAction
-from digirl_dist.emulator.web_labels import LABELS, labels_of
+from digirl_dist.emulator.web_labels import LABELS, LABELS_AT, Clicked, ClickedLabels, labels_of
 from digirl_dist.errors import EmulatorError, SettingsError
 from digirl_dist.tasks import Task
 from digirl_dist.trajectory import Observation, Transition

@@ -185,8 +185,8 @@ class OpenEnvServer:
 class HostedServer(OpenEnvServer):
     """One that a program on a worker has for its host (``worker_program.environments``)."""
 
-    def say(self, messages: Sequence[str]) -> list[str]:
-        """Returns the answer to each message."""
+    def answer(self, request: str, messages: Sequence[str]) -> list[str]:
+        """Returns the answer to each message; ``request`` is always ``say``."""
         return [self.ask(message) for message in messages]
 
 

@@ -23,7 +23,7 @@ from digirl_dist.protocol.messages import (
     WorkerMessage,
     Working,
 )
-from digirl_dist.rollout.slot_time import ACTIVITIES
+from digirl_dist.rollout.slot import ACTIVITIES
 
 _MESSAGES = 500.0
 """Messages that may come at once, and ``_PER_SLOT`` more for each slot: at its start every slot says something."""

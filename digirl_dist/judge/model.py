@@ -2,18 +2,123 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
+import re
 import threading
+import time
 from collections import Counter
+from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import asdict
+from pathlib import Path
 
-from digirl_dist.chat import Messages
+from digirl_dist.chat import Messages, image_part, text_part
 from digirl_dist.chat.client import Answered, ChatServer, Outage
-from digirl_dist.errors import ChatError, ChatRefused, JudgeError
-from digirl_dist.judge import Verdict, prompt
-from digirl_dist.judge.verdicts import Verdicts
+from digirl_dist.emulator.remembered import recalled
+from digirl_dist.emulator.touch_actions import without_remarks
+from digirl_dist.errors import ChatError, ChatRefused, JudgeError, SettingsError
+from digirl_dist.judge import Verdict
 from digirl_dist.settings import JudgeSettings
+from digirl_dist.storage import json_lines
 from digirl_dist.storage.events import Events
-from digirl_dist.trajectory import Trajectory
+from digirl_dist.trajectory import Observation, Trajectory
+from digirl_dist.types import Json
+
+_QUESTION = """\
+An agent was given a task on a device with a touch screen and has stopped. Judge whether the task is done.
+
+Task: {instruction}
+
+Its actions, in order (coordinates are shares of width and height, from the top left corner):
+{actions}
+
+The screenshots show the end of it, the last one what the screen showed when the agent stopped. Count the task as done
+only if they show that all of it is; good beginnings do not count."""
+
+_ANSWER = "Reason in a few words. Then write, as the last line, exactly `Verdict: yes` or `Verdict: no`."
+REMINDER = "Write only the line with the verdict: `Verdict: yes` or `Verdict: no`."
+_PLACEHOLDER = re.compile(r"\{(\w+)\}")
+_PLACEHOLDERS = ("instruction", "actions")
+_VERDICT = re.compile(r"verdict\W+(yes|no)\b", re.IGNORECASE)
+
+
+def messages(trajectory: Trajectory, prompt: str, screenshots: int) -> Messages:
+    """Returns the chat that asks about ``trajectory``, with its last ``screenshots`` images.
+
+    ``prompt`` may use ``{instruction}`` and ``{actions}``; if it is empty, the general question takes its place. The
+    format of the answer is appended.
+    """
+    last = trajectory.final_observation
+    instruction = trajectory.ticket.task.instruction or recalled(last.text).instruction or trajectory.ticket.task.id
+    actions = "\n".join(
+        f"{n}. {json.dumps(without_remarks(step.action))}" for n, step in enumerate(trajectory.steps, 1)
+    )
+    said = dict(zip(_PLACEHOLDERS, (instruction, actions), strict=True))
+    question = _PLACEHOLDER.sub(lambda found: said.get(found[1], found[0]), prompt or _QUESTION)
+    seen = [*(step.observation for step in trajectory.steps), last]
+    content = [text_part(f"{question}\n\n{_ANSWER}"), *_images(seen, screenshots)]
+    return [{"role": "user", "content": content}]
+
+
+def refuse_unknown_placeholders(prompt: str) -> None:
+    """Raises SettingsError for a placeholder that nothing fills in."""
+    for word in _PLACEHOLDER.findall(prompt):
+        if word not in _PLACEHOLDERS:
+            known = " and ".join(f"{{{each}}}" for each in _PLACEHOLDERS)
+            raise SettingsError(f"judge.prompt has {{{word}}}, but there are {known}")
+
+
+def digest(model: str, chat: Sequence[Json], request: Json) -> str:
+    """Returns a digest over everything that the answer may depend on."""
+    return hashlib.sha256(json.dumps([model, chat, request], sort_keys=True).encode()).hexdigest()
+
+
+def read(answer: str) -> bool | None:
+    """Returns the last verdict in an answer; None without one."""
+    found = _VERDICT.findall(answer)
+    return found[-1].lower() == "yes" if found else None
+
+
+def _images(seen: Sequence[Observation], most: int) -> list[Json]:
+    images = [observation.image for observation in seen if observation.image is not None]
+    return [image_part(image) for image in images[max(0, len(images) - most) :]]
+
+
+class Verdicts:
+    """Verdicts by their question's digest. Safe to use from any thread."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._lock = threading.Lock()
+        self._known: dict[str, Verdict] = {}
+        lines = json_lines.JsonLines(path)
+        for line in lines.news(lines.size()):
+            with suppress(KeyError, TypeError):  # of another form
+                self._known[line["question"]] = Verdict(bool(line["success"]), str(line["said"]))
+
+    def get(self, question: str) -> Verdict | None:
+        with self._lock:
+            return self._known.get(question)
+
+    def add(self, question: str, verdict: Verdict, model: str, episode_id: str, usage: tuple[int, int]) -> None:
+        """Records a verdict; ``usage`` is the tokens in and out. A line lost to a full disk costs one more request."""
+        line = {
+            "time": round(time.time(), 3),
+            "question": question,
+            "model": model,
+            "episode_id": episode_id,
+            "success": verdict.success,
+            "said": verdict.said,
+            "tokens_in": usage[0],
+            "tokens_out": usage[1],
+        }
+        with self._lock:
+            self._known[question] = verdict
+            try:
+                json_lines.append_object(self._path, line)
+            except OSError:
+                pass  # other writes, which must succeed, report a full disk
 
 
 class ModelJudge:
@@ -30,8 +135,8 @@ class ModelJudge:
 
     def verdict(self, trajectory: Trajectory) -> Verdict:
         settings = self._settings
-        chat = prompt.messages(trajectory, settings.prompt, settings.screenshots)
-        asked = prompt.digest(settings.model, chat, settings.request)
+        chat = messages(trajectory, settings.prompt, settings.screenshots)
+        asked = digest(settings.model, chat, settings.request)
         known = self._verdicts.get(asked)
         if known is not None:
             self._count(judge_cached=1)
@@ -65,10 +170,10 @@ class ModelJudge:
             answer = self._ask(chat, episode_id)
             said = answer.text
             tokens_in, tokens_out = tokens_in + answer.tokens_in, tokens_out + answer.tokens_out
-            success = prompt.read(said)
+            success = read(said)
             if success is not None:
                 return Verdict(success, said), (tokens_in, tokens_out)
-            reminder = {"role": "user", "content": prompt.REMINDER}
+            reminder = {"role": "user", "content": REMINDER}
             chat = [*chat, {"role": "assistant", "content": said or "…"}, reminder]
         self._count(judge_unreadable=1)
         self._events.emit("judge_unreadable", episode=episode_id, said=said[:500])

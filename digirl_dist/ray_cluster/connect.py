@@ -1,52 +1,44 @@
-"""The way into a Ray cluster: one that runs, or one that is started here and ends with us."""
+"""Joins a Ray cluster, or starts one here that ends with this program."""
 
 from __future__ import annotations
 
 import os
+import secrets
 import socket
+import tempfile
 import threading
-import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 import digirl_dist
 from digirl_dist.errors import ClusterError, SettingsError
-from digirl_dist.ray_cluster.private_token import PrivateToken
 
 LOCAL = "local"
 """As an address: start a cluster on this machine, for as long as this process needs it."""
 RAY_NICENESS = "RAY_worker_niceness"
-"""The environment variable that tells Ray how nice its workers are. Where it says nothing they are at 15."""
-_PORT = 6379
-_CLIENT_PORT = 10001
-_PROBE_S = 5.0
-_HTTP2_HELLO = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes([0, 0, 0, 4, 0, 0, 0, 0, 0])
-"""What a client of HTTP/2 begins with (RFC 9113, section 3.4): the preface, and an empty SETTINGS frame."""
-_SETTINGS_FRAME = b"\x04"
+"""The environment variable for the niceness of Ray's workers; Ray's default of 15 starves emulators."""
+_PORT, _CLIENT_PORT = 6379, 10001
+_DIAL_S = 5.0
 _LOCAL_STORE_BYTES = 1 << 30
+_MODE, _TOKEN, _TOKEN_PATH = "RAY_AUTH_MODE", "RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH"
 
 
 class _Membership:
-    """What this program's ``connect`` made of Ray. All its ``Cluster``s share it, and the last one to close ends it."""
+    """This program's membership in a cluster that ``connect`` joined or started; the last ``Cluster`` ends it."""
 
-    def __init__(self, working_dir: str | None, token: PrivateToken | None = None) -> None:
+    def __init__(self, address: str, folder: str | None, token: _PrivateToken | None) -> None:
         self.users = 0
-        self.working_dir = working_dir
-        self._token = token
-
-    def end(self) -> None:
-        """Leaves the cluster, or ends its own."""
-        _import_ray().shutdown()
-        self.forget()
+        self.address = address
+        self.folder = folder
+        self.token = token
 
     def forget(self) -> None:
-        """Removes what is left of it where Ray has been shut down already."""
-        if self._token is not None:
-            self._token.close()
+        if self.token is not None:
+            self.token.close()
 
 
-_lock = threading.RLock()  # a garbage collection inside may close a cluster that somebody forgot
+_lock = threading.RLock()  # a garbage collection while it is held may close a forgotten cluster
 _mine: _Membership | None = None
 
 
@@ -61,17 +53,17 @@ class Cluster:
             membership.users += 1
 
     def resources(self) -> dict[str, float]:
-        """Returns what the nodes have in all, by Ray's names: CPU, GPU, and those of the user's own."""
+        """Returns the resources of all nodes by Ray's names: CPU, GPU, and those of the user."""
         return {name: float(amount) for name, amount in _import_ray().cluster_resources().items()}
 
     def free(self) -> dict[str, float]:
-        """Returns what of it nobody holds now."""
+        """Returns those of the resources that are free now."""
         return {name: float(amount) for name, amount in _import_ray().available_resources().items()}
 
     def close(self) -> None:
-        """Leaves the cluster, or ends its own, unless somebody here still uses it; a second call is harmless."""
+        """Leaves the cluster, or ends its own, unless another user is left in this program. Idempotent."""
         if type(threading.current_thread()).__module__.startswith("ray."):
-            # A forgotten one: Ray's thread that collects garbage must not wait for the end of Ray, which joins it.
+            # Ray's garbage collector closes a forgotten one; it must not wait for Ray's end, which waits for it.
             threading.Thread(target=self._close, name="ray-shutdown").start()
         else:
             self._close()
@@ -79,67 +71,50 @@ class Cluster:
     def _close(self) -> None:
         global _mine
         with _lock:
-            if self.closed.is_set():
-                return
+            membership, self._membership = self._membership, None
             self.closed.set()
-            if self._membership is not None:
-                self._membership.users -= 1
-                if not self._membership.users and self._membership is _mine:
+            if membership is not None:
+                membership.users -= 1
+                if not membership.users and membership is _mine:
                     _mine = None
-                    self._membership.end()
+                    _import_ray().shutdown()
+                    membership.forget()
 
 
 def connect(address: str | None, limit_s: float, working_dir: str | None = None, or_start: bool = False) -> Cluster:
-    """Joins the cluster at ``address``: HOST, HOST:PORT, ray://HOST:PORT; or starts one for ``local``.
+    """Joins the cluster at ``address``: HOST, HOST:PORT, ray://HOST:PORT, or ``auto`` for the one on this machine that
+    Ray finds; or starts one for ``local``.
 
-    None: the one that RAY_ADDRESS names, else the one that the user has started on this machine, as for ``auto``; where
-    there is none, and with ``or_start``, a new one, which asks for a token, so that other users of the machine cannot
-    use it. A program that is in a cluster already stays there. This package and the folder ``working_dir`` travel to
-    the nodes when the program joins. Raises ClusterError naming a cluster that cannot be used or does not answer within
-    ``limit_s``.
+    None: that of RAY_ADDRESS; without it, and with ``or_start``, a new one, which asks for a token, so that other users
+    of the machine cannot use it. A program that is in a cluster already stays there. This package and the folder
+    ``working_dir`` travel to the nodes when the program joins. Raises ClusterError naming a cluster that cannot be used
+    or does not answer within ``limit_s``.
     """
-    if address is not None and (not isinstance(address, str) or not address.strip()):
-        raise ClusterError(f"{address!r} is no address of a Ray cluster: HOST, HOST:PORT or ray://HOST:PORT is")
-    global _mine
+    place = _place(address, or_start)
     folder = None if working_dir is None else _folder(working_dir)
-    named = address or os.environ.get("RAY_ADDRESS")
+    global _mine
     with _lock:
         if _import_ray().is_initialized():
-            _refuse_another(named)
-            _refuse_another_folder(folder)
+            _refuse_another(place if address else None, folder)
         else:
-            before, _mine = _mine, None
-            if before is not None:  # somebody has called ray.shutdown()
-                before.forget()
-            _mine = _joined_or_started(named, limit_s, folder, or_start)
+            if _mine is not None:  # the user's program has called ray.shutdown()
+                _mine.forget()
+            _mine = None
+            _mine = _started(folder) if place == LOCAL else _joined(place, limit_s, folder)
         return Cluster(_mine)
 
 
-def _joined_or_started(named: str | None, limit_s: float, folder: str | None, or_start: bool) -> _Membership:
-    environment: dict[str, Any] = {} if folder is None else {"working_dir": folder}
-    place = named if named and named != "auto" else _started_here()
-    if place is not None and place != LOCAL:
-        _join(place, limit_s, environment)
-        return _Membership(folder)
-    if place is None and (named or not or_start):
+def _place(address: str | None, or_start: bool) -> str:
+    """Returns ``auto``, ``local``, HOST:PORT or ray://HOST:PORT. Raises ClusterError."""
+    if address is not None and (not isinstance(address, str) or not address.strip()):
+        raise ClusterError(f"{address!r} is no address of a Ray cluster: HOST, HOST:PORT or ray://HOST:PORT is")
+    place = address or os.environ.get("RAY_ADDRESS") or (LOCAL if or_start else None)
+    if place is None:
         raise ClusterError(
-            "no Ray cluster runs on this machine; start one with `ray start --head`, or name its "
-            "address (collector.address, head_address or RAY_ADDRESS)"
+            "no Ray cluster is named: start one with `ray start --head` and set collector.address=auto, or set it (or "
+            "RAY_ADDRESS) to the cluster's address"
         )
-    return _Membership(folder, _start(environment))
-
-
-def _start(environment: dict[str, Any]) -> PrivateToken:
-    # the 15 starves the emulators wherever anything else computes, such as the policy's update on this machine
-    os.environ.setdefault(RAY_NICENESS, "0")
-    token = PrivateToken()
-    try:
-        # in this very thread, as Ray wants to handle signals; it limits its own waits where it starts the processes
-        _init(address=LOCAL, include_dashboard=False, object_store_memory=_LOCAL_STORE_BYTES, runtime_env=environment)
-    except BaseException:
-        token.close()
-        raise
-    return token
+    return place if place in (LOCAL, "auto") or ":" in place else f"{place}:{_PORT}"
 
 
 def _folder(working_dir: str) -> str:
@@ -152,65 +127,76 @@ def _folder(working_dir: str) -> str:
     return str(path)
 
 
-def _started_here() -> str | None:
-    """Returns the address of the cluster that this user (or root) last started on this machine and that listens."""
-    from ray._private import utils as ray_utils
-
-    utils: Any = ray_utils
-    try:
-        owner = os.stat(utils.get_ray_address_file(None)).st_uid
-        address: str = utils.read_ray_address(None)
-        if owner not in (0, os.getuid()):
-            return None
-        _dial(address, _PROBE_S).close()
-    except (OSError, TypeError, ValueError):  # none was started, or it has ended and left its address
-        return None
-    return address
-
-
-def _join(address: str, limit_s: float, environment: dict[str, Any]) -> None:
-    place = address if ":" in address else f"{address}:{_PORT}"
-    what = f"the Ray cluster at {place}"
-    _probe(place)
-    shipped = {"py_modules": [str(Path(digirl_dist.__file__).resolve().parent)], **environment}
-    _within(limit_s, what, lambda: _init(address=place, runtime_env=shipped))
-
-
-def _refuse_another(named: str | None) -> None:
-    """Raises ClusterError if this program is in another cluster than the named one."""
-    if named in (None, LOCAL, "auto"):
-        return
-    mine = str(_import_ray().get_runtime_context().gcs_address)
-    if ":" in mine and not _is_one(_host_and_port(str(named)), _host_and_port(mine)):
+def _refuse_another(place: str | None, folder: str | None) -> None:
+    """Raises ClusterError for another cluster, or for a folder that can no longer travel to the nodes."""
+    ray = _import_ray()
+    joined = {str(ray.get_runtime_context().gcs_address), *([] if _mine is None else [_mine.address])}
+    if place not in (None, LOCAL, "auto") and place not in joined:
         raise ClusterError(
-            f"this program is in the Ray cluster at {mine} already, so it cannot use that at {named}: "
+            f"this program is in the Ray cluster at {min(joined)} already, so it cannot use that at {place}: "
             "call ray.shutdown() first"
         )
-
-
-def _refuse_another_folder(folder: str | None) -> None:
-    """Raises ClusterError for a working directory that cannot travel any more: the program is in the cluster."""
-    there = _import_ray().get_runtime_context().runtime_env.get("working_dir")
-    if folder is not None and (there is None or (_mine is not None and _mine.working_dir != folder)):
+    if folder is not None and (_mine is None or _mine.folder != folder):
         raise ClusterError(
             f"working_dir={folder} cannot be copied to the nodes, because this program is in the Ray cluster already, "
             "without it; name it where the program joins the cluster first, or close that before"
         )
 
 
-def _is_one(one: tuple[str, int], other: tuple[str, int]) -> bool:
-    """Returns whether two addresses are of one cluster. The port of ``ray://`` says nothing about that of the head."""
-    ports = {one[1], other[1]}
-    return (len(ports) == 1 or _CLIENT_PORT in ports) and bool(_addresses(one[0]) & _addresses(other[0]))
-
-
-def _addresses(host: str) -> set[str]:
+def _started(folder: str | None) -> _Membership:
+    os.environ.setdefault(RAY_NICENESS, "0")
+    token = _PrivateToken()
+    environment = {} if folder is None else {"working_dir": folder}
     try:
-        found = {str(each[4][0]) for each in socket.getaddrinfo(host, None)}
-    except OSError:
-        return {host}
-    own = {str(each[4][0]) for each in socket.getaddrinfo(socket.gethostname(), None)}
-    return found | own if any(address.startswith("127.") or address == "::1" for address in found) else found
+        # In this thread, because Ray handles signals; it limits its own waits where it starts the processes.
+        _init(address=LOCAL, include_dashboard=False, object_store_memory=_LOCAL_STORE_BYTES, runtime_env=environment)
+    except BaseException:
+        token.close()
+        raise
+    return _Membership(LOCAL, folder, token)
+
+
+def _joined(place: str, limit_s: float, folder: str | None) -> _Membership:
+    """Joins in a thread, because Ray tries an address for minutes. Raises ClusterError."""
+    shipped: dict[str, Any] = {"py_modules": [str(Path(digirl_dist.__file__).resolve().parent)]}
+    if folder is not None:
+        shipped["working_dir"] = folder
+    failed: list[BaseException] = []
+
+    def join() -> None:
+        try:
+            if place != "auto":
+                _dial(place)
+            _init(address=place, runtime_env=shipped)
+        except BaseException as error:  # raised below, in the thread that waits
+            failed.append(error)
+
+    thread = threading.Thread(target=join, name="ray-init", daemon=True)
+    thread.start()
+    thread.join(limit_s)
+    if failed:
+        reason = str(failed[0]).split("\n", 1)[0]
+        raise ClusterError(f"the Ray cluster at {place} cannot be used: {reason}; {_hint()}") from failed[0]
+    if thread.is_alive():
+        raise ClusterError(f"the Ray cluster at {place} did not let us in within {limit_s:g} s; {_hint()}")
+    return _Membership(place, folder, None)
+
+
+def _dial(place: str) -> None:
+    """Raises OSError or ValueError where nothing listens, as Ray would only after its minutes."""
+    parts = urlsplit(place if "://" in place else f"//{place}")
+    port = parts.port or (_CLIENT_PORT if "://" in place else _PORT)
+    socket.create_connection((parts.hostname, port), timeout=_DIAL_S).close()
+
+
+def _hint() -> str:
+    """Returns the remedy; Ray does not report that a cluster refused us because of its token."""
+    if os.environ.get(_MODE, "").lower() == "token":
+        return f"check the address, and the token in {_TOKEN}, {_TOKEN_PATH} or ~/.ray/auth_token"
+    return (
+        f"start one with `ray start --head`, or correct the address; if it was started with a token, set {_MODE}=token "
+        f"and {_TOKEN_PATH}=FILE"
+    )
 
 
 def _import_ray() -> Any:
@@ -225,58 +211,45 @@ def _init(**options: Any) -> None:
     _import_ray().init(log_to_driver=False, logging_level="error", **options)
 
 
-def _host_and_port(place: str) -> tuple[str, int]:
-    """Raises ValueError for a port that is none."""
-    named, default = place.removeprefix("ray://"), _CLIENT_PORT if place.startswith("ray://") else _PORT
-    host, port = named.rsplit(":", 1) if ":" in named else (named, str(default))
-    if not port.isdecimal() or not 0 < int(port) < 1 << 16:
-        raise ValueError(f"{port!r} is no port")
-    return host.strip("[]"), int(port)
+class _PrivateToken:
+    """A token in a file of this user, without which nobody can use the cluster that this program starts.
+
+    Ray's processes learn of it from their environment until ``close``. A mode or a token that the user has set stays.
+    Versions of Ray without tokens ignore it.
+    """
+
+    def __init__(self) -> None:
+        self._file: Path | None = None
+        self._before = {name: os.environ.get(name) for name in (_MODE, _TOKEN, _TOKEN_PATH)}
+        if self._before[_MODE] is None:
+            os.environ[_MODE] = "token"
+        if os.environ[_MODE].lower() == "token" and self._before[_TOKEN] is None and self._before[_TOKEN_PATH] is None:
+            handle, name = tempfile.mkstemp(prefix="digirl-dist-ray-token-")
+            with os.fdopen(handle, "w") as file:
+                file.write(secrets.token_hex(32))
+            self._file = Path(name)
+            os.environ[_TOKEN_PATH] = name
+        _read_again()
+
+    def close(self) -> None:
+        """Removes the file and restores the environment. Idempotent."""
+        for name, value in self._before.items():
+            if value is None:
+                os.environ.pop(name, None)
+            else:
+                os.environ[name] = value
+        if self._file is not None:
+            self._file.unlink(missing_ok=True)
+        _read_again()
 
 
-def _dial(place: str, limit_s: float) -> socket.socket:
-    return socket.create_connection(_host_and_port(place), timeout=limit_s)
-
-
-def _probe(place: str) -> None:
-    """Says hello in HTTP/2, which Ray speaks; Ray itself tries for minutes whoever listens. Raises ClusterError."""
-    remedy = "start one with `ray start --head`, or correct the address"
+def _read_again() -> None:
+    """Makes Ray, which keeps what it read when it was imported, read these variables again."""
     try:
-        with _dial(place, _PROBE_S) as link:
-            if os.environ.get("RAY_USE_TLS", "0").lower() in ("1", "true"):
-                return
-            link.sendall(_HTTP2_HELLO)
-            heard = link.recv(9, socket.MSG_WAITALL)
-    except (OSError, ValueError) as error:
-        raise ClusterError(f"no Ray cluster answers at {place}: {error}; {remedy}") from error
-    if heard[3:4] != _SETTINGS_FRAME:
-        raise ClusterError(f"what listens at {place} is no Ray cluster (it says {heard!r}); {remedy}")
-
-
-def _hint() -> str:
-    """Returns what to do about tokens: Ray does not say whether a cluster refused us for want of one."""
-    if os.environ.get("RAY_AUTH_MODE", "").lower() == "token":
-        return "; its token may be another one than that in RAY_AUTH_TOKEN, RAY_AUTH_TOKEN_PATH or ~/.ray/auth_token"
-    return "; if it was started with a token, set RAY_AUTH_MODE=token and RAY_AUTH_TOKEN_PATH=FILE"
-
-
-def _within(limit_s: float, what: str, start: Callable[[], None]) -> None:
-    """Calls ``start`` in a thread, since Ray has no limits of its own. Raises ClusterError."""
-    failed: list[BaseException] = []
-
-    def run() -> None:
-        try:
-            start()
-        except BaseException as error:  # it is told in the thread that waits
-            failed.append(error)
-
-    thread = threading.Thread(target=run, name="ray-init", daemon=True)
-    started = time.monotonic()
-    thread.start()
-    thread.join(limit_s)
-    if failed:
-        reason = str(failed[0]).split("\n", 1)[0]
-        hint = _hint() if isinstance(failed[0], ConnectionError) or "uthenticat" in reason else ""
-        raise ClusterError(f"{what} cannot be used: {reason}{hint}") from failed[0]
-    if thread.is_alive():
-        raise ClusterError(f"{what} did not let us in within {time.monotonic() - started:.0f} s{_hint()}")
+        import ray._raylet as raylet
+    except ImportError:
+        return
+    kept: Any = raylet
+    if hasattr(kept, "AuthenticationTokenLoader"):  # versions of Ray without tokens have none
+        kept.Config.initialize("")
+        kept.AuthenticationTokenLoader.instance().reset_cache()

@@ -13,7 +13,7 @@ import msgspec
 
 from digirl_dist.collection import CollectionResult
 from digirl_dist.errors import RunFolderError, TrainingError
-from digirl_dist.rollout.slot_time import ACTIVITIES
+from digirl_dist.rollout.slot import ACTIVITIES
 from digirl_dist.storage import atomic_files, json_lines, strict_json
 from digirl_dist.storage.disk_full import FailFast, WritePolicy
 from digirl_dist.tasks import Round

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from multiprocessing.connection import wait
 from typing import Any, Protocol
 
-from digirl_dist.emulator.episode_limits import MOST_STEPS, check_observation, check_step, check_sums
+from digirl_dist.emulator.episode_limits import MOST_STEPS, check_observation, check_step, check_sums, pixels
 from digirl_dist.errors import ActionError, EmulatorError, TrajectoryError
 from digirl_dist.inference.requests import (
     InferenceFailure,
@@ -20,8 +20,7 @@ from digirl_dist.inference.requests import (
     RandomStream,
 )
 from digirl_dist.protocol.messages import Acting, EpisodeFailed, SlotChanged, SlotState, SlotWait, shortened
-from digirl_dist.rollout.slot import Slot, State
-from digirl_dist.rollout.slot_time import SlotTime
+from digirl_dist.rollout.slot import Slot, SlotTime, State
 from digirl_dist.tasks import Key, Ticket
 from digirl_dist.trajectory import Decision, Observation, Step, Trajectory, Transition, recorded
 
@@ -82,6 +81,8 @@ class _Episode:
     """When it was made, in monotonic seconds."""
     decision: Decision | None = None
     steps: list[Step] = field(default_factory=list)
+    screens: dict[bytes, int] = field(default_factory=dict)
+    """Its different screenshots, with their pixels."""
     spent: dict[str, float] = field(default_factory=lambda: {"reset": 0.0, "step": 0.0, "policy": 0.0})
     dropped: str | None = None
     """The activity under which its seconds are booked, once it is no longer wanted."""
@@ -268,8 +269,7 @@ class Rollout:
             self._record(slot, episode, value)
         else:
             episode.spent["reset"] += seconds
-            check_observation(value)
-            episode.observation = value
+            self._see(episode, value)
 
     def _abandon(self, slot: Slot, episode: _Episode) -> None:
         del self._episodes[slot.index]
@@ -279,14 +279,19 @@ class Rollout:
         assert episode.observation is not None and episode.decision is not None
         is_cut = self._max_steps is not None and len(episode.steps) + 1 >= self._max_steps
         step = recorded(episode.observation, episode.decision, transition, is_cut)
-        check_observation(transition.observation)
+        self._see(episode, transition.observation)
         check_step(step)
         episode.steps.append(step)
-        episode.observation = transition.observation
         if step.ended:
             self._finish(slot, episode, transition)
         elif self._max_steps is None:
             self._watch(slot, episode)
+
+    def _see(self, episode: _Episode, seen: Observation) -> None:
+        check_observation(seen)
+        if seen.image is not None and seen.image not in episode.screens:
+            episode.screens[seen.image] = pixels(seen.image)
+        episode.observation = seen
 
     def _watch(self, slot: Slot, episode: _Episode) -> None:
         """Tells of an episode that only the emulator could end, each time that its length has doubled; then ends it."""
@@ -307,7 +312,7 @@ class Rollout:
             final_observation=transition.observation,
             success=transition.success,
         )
-        check_sums(trajectory)
+        check_sums(trajectory, episode.screens)
         self._episodes.pop(slot.index)
         self._times[slot.index].settle()
         slot.succeeded()

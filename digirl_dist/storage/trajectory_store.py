@@ -74,11 +74,11 @@ class Store:
         self._write_policy.wait_for(str(self._incoming), lambda: self._incoming.mkdir(parents=True, exist_ok=True))
         return self._incoming / f"{counts_in.purpose}-{counts_in.number:06d}-{name}"
 
-    def land(self, counts_in: Round, trajectory: Trajectory, checked: Path | None = None) -> bool:
+    def land(self, counts_in: Round, trajectory: Trajectory, checked: Path | bytes | None = None) -> bool:
         """Stores an episode of this round. Returns False if the round is closed or the ticket has landed.
 
         Moves ``checked``, a flushed file with exactly this episode, into place: the move is durable after ``flush``.
-        Without it, writes the episode, which is durable then.
+        Otherwise writes the episode, or its file's content where that is given; it is durable then.
         """
         key = trajectory.ticket.key
         path = self._landing / _name(counts_in) / _file_name(key)
@@ -87,11 +87,12 @@ class Store:
             if key in landed or self.is_closed(counts_in):
                 return False
             self._write_policy.wait_for(str(path.parent), lambda: path.parent.mkdir(parents=True, exist_ok=True))
-            if checked is None:
-                self._write_policy.wait_for(str(path), lambda: episode_file.write(path, trajectory))
-            else:
+            if isinstance(checked, Path):
                 self._write_policy.wait_for(str(path), lambda: atomic_files.replace(checked, path, flushed=False))
                 self._unflushed.add(path.parent)
+            else:
+                content = checked or episode_file.encode(trajectory)
+                self._write_policy.wait_for(str(path), lambda: atomic_files.write_bytes(path, content))
             landed[key] = trajectory
         for listener in self._listeners:
             listener(trajectory)

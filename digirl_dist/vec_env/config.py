@@ -32,8 +32,9 @@ class EpisodeCfg:
 class RayDistributionCfg:
     """Distribution over ``proc_num`` processes of a Ray cluster, each with ``env_num`` environments.
 
-    ``head_address``: HOST, HOST:PORT or ray://HOST:PORT; None: the cluster of this machine, or a local one that ends
-    with the environment. ``working_dir`` is a folder that is copied to the nodes as the processes' working directory.
+    ``head_address``: HOST, HOST:PORT or ray://HOST:PORT, or ``auto`` for the cluster that Ray finds on this machine;
+    None: that in RAY_ADDRESS, else a local one that ends with the environment. ``working_dir`` is a folder that is
+    copied to the nodes as the processes' working directory.
     """
 
     proc_num: int

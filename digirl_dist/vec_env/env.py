@@ -4,19 +4,26 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import replace
 from numbers import Integral
 from typing import Any
 
 import numpy as np
+from msgspec import structs
 
 from digirl_dist.errors import ClusterError, EmulatorError, SettingsError
 from digirl_dist.types import Closeable
-from digirl_dist.vec_env.batch import Batch
 from digirl_dist.vec_env.config import EpisodeCfg, VecEnvConfig
-from digirl_dist.vec_env.env_process import Environments, Raised, StepResult
 from digirl_dist.vec_env.episodes import Episodes
-from digirl_dist.vec_env.pool import Answers, LocalPool, Pool, RayPool
+from digirl_dist.vec_env.pool import Answers, LocalPool, RayPool
+from digirl_dist.worker_program.environments import EnvHost, Result
+
+
+class Batch(list[Any]):
+    """Observations, in which ``in`` compares by identity, so that ``None in observations`` works with arrays too."""
+
+    def __contains__(self, wanted: object) -> bool:
+        return any(entry is wanted for entry in self)
+
 
 Stepped = tuple[Batch, list[float], list[bool], list[bool], list[dict[str, Any]]]
 
@@ -44,7 +51,7 @@ class VecEnv(Closeable):
         self._count = config.env_num * (1 if where is None else where.proc_num)
         self._episodes = Episodes(config.task_configs, config.metrics_path)
         self._lost: set[int] = set()
-        self._pool: Pool = LocalPool(config) if where is None else RayPool(config, where)
+        self._pool: LocalPool | RayPool = LocalPool(config) if where is None else RayPool(config, where)
         self._close = weakref.finalize(self, _close, self._pool, self._episodes, self._count)
 
     @property
@@ -90,20 +97,19 @@ class VecEnv(Closeable):
         gone = {self._process(env) for env in envs} & self._lost
         taken = self._episodes.take([env for env in envs if self._process(env) not in gone])
         try:
-            answers = self._pool.ask("reset", {env: episode for env, (_, episode) in taken.items()})
+            asked = {env: (episode.seed, episode.options) for env, (_, episode) in taken.items()}
+            answers = self._pool.ask("reset", asked)
         except BaseException:
             self._episodes.give_back(taken.values())
             raise
         numbers = {env: number for env, (number, _) in taken.items()}
         for env, (number, episode) in taken.items():
-            match answers.results.get(env):
-                case StepResult() as first:
-                    info = {**first.info, "episode_index": number, "task_config": episode}
-                    self._episodes.begin(env, number, episode, replace(first, info=info))
-                case Raised():
-                    self._episodes.fail(env, number, episode, "raised")
-                case None:
-                    self._episodes.fail(env, number, episode, "lost")
+            first = answers.results.get(env)
+            if first is None or first.raised:
+                self._episodes.fail(env, number, episode, "lost" if first is None else "raised")
+            else:
+                info = {**first.info, "episode_index": number, "task_config": episode}
+                self._episodes.begin(env, number, episode, structs.replace(first, info=info))
         self._check(answers, numbers, gone)
         seen = [self._now(env, acted=False) for env in envs]
         return Batch(one.observation for one in seen), [one.info for one in seen]
@@ -123,7 +129,7 @@ class VecEnv(Closeable):
         answers = self._pool.ask("step", acting)
         numbers = {env: running.number for env in acting if (running := self._episodes.running(env)) is not None}
         for env, answer in answers.results.items():
-            if isinstance(answer, StepResult):
+            if not answer.raised:
                 self._episodes.step(env, answer)
         self._check(answers, numbers)
         return _columns([self._now(env, env in acting) for env in range(self._count)])
@@ -133,21 +139,21 @@ class VecEnv(Closeable):
         self._close()
 
     @property
-    def runner(self) -> Environments:
+    def runner(self) -> EnvHost:
         """The environments of this process; unavailable when distributed."""
-        return self._local("runner").environments
+        return self._local("runner").host
 
     @property
     def simulation_app(self) -> list[Any]:
         """The Gymnasium environments without their wrappers; unavailable when distributed."""
-        return [env.unwrapped for env in self._local("simulation_app").environments.envs]
+        return [env.unwrapped for env in self._local("simulation_app").host.envs]
 
     def get_dt(self) -> float:
         """Returns the duration of a step in seconds; unavailable when distributed.
 
         Raises ValueError if the environment does not declare its frames per second.
         """
-        fps = self._local("get_dt()").environments.envs[0].metadata.get("render_fps")
+        fps = self._local("get_dt()").host.envs[0].metadata.get("render_fps")
         if not fps:
             raise ValueError("this environment does not declare how long a step is (metadata['render_fps'])")
         return 1.0 / float(fps)
@@ -190,32 +196,34 @@ class VecEnv(Closeable):
 
         Whatever the others answered is recorded before. ``gone`` are processes that were lost before.
         """
+        reasons = dict.fromkeys(gone, "it was lost before")
+        reasons |= {self._process(member.envs[0]): reason for member, reason in answers.lost}
+        self._lost |= reasons.keys()
         lost, raised = [], []
-        self._lost |= answers.lost.keys()
-        for process, reason in (answers.lost | dict.fromkeys(gone, "it was lost before")).items():
+        for process, reason in reasons.items():
             envs = [env for env in range(self._count) if self._process(env) == process]
             lost.append(f"process {process} with environments {', '.join(map(str, envs))} was lost: {reason}")
             for env in envs:
                 self._episodes.leave(env, "lost")
         for env, answer in answers.results.items():
-            if isinstance(answer, Raised):
+            if answer.raised:
                 what = f"episode {episodes[env]}" if env in episodes else "its warm-up"
-                raised.append(f"environment {env} of process {self._process(env)} raised in {what}: {answer.reason}")
+                raised.append(f"environment {env} of process {self._process(env)} raised in {what}: {answer.raised}")
                 self._episodes.leave(env, "raised")
         if lost:
             raise ProcessLostError("; ".join([*lost, *raised]))
         if raised:
             raise EpisodeFailedError("; ".join(raised))
 
-    def _now(self, env: int, acted: bool) -> StepResult:
+    def _now(self, env: int, acted: bool) -> Result:
         running = self._episodes.running(env)
         if running is None:
-            return StepResult(None, {})
+            return Result()
         last = running.last
-        return last if acted else StepResult(last.observation, last.info, 0.0, last.terminated, last.truncated)
+        return last if acted else structs.replace(last, reward=0.0)
 
 
-def _columns(answers: Sequence[StepResult]) -> Stepped:
+def _columns(answers: Sequence[Result]) -> Stepped:
     return (
         Batch(answer.observation for answer in answers),
         [answer.reward for answer in answers],
@@ -225,7 +233,7 @@ def _columns(answers: Sequence[StepResult]) -> Stepped:
     )
 
 
-def _close(pool: Pool, episodes: Episodes, count: int) -> None:
+def _close(pool: LocalPool | RayPool, episodes: Episodes, count: int) -> None:
     for env in range(count):
         episodes.leave(env, "closed")
     pool.close()

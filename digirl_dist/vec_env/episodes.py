@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from digirl_dist.settings.paths import PathUse, expanded, refuse_unwritable
 from digirl_dist.storage import json_lines
 from digirl_dist.vec_env.config import EpisodeCfg
-from digirl_dist.vec_env.env_process import StepResult
+from digirl_dist.worker_program.environments import Result
 
 
 @dataclass
@@ -18,7 +18,7 @@ class Running:
 
     number: int
     episode: EpisodeCfg
-    last: StepResult
+    last: Result
     steps: int = 0
     reward: float = 0.0
     told: bool = False
@@ -65,14 +65,14 @@ class Episodes:
         """Returns episodes that did not begin to the head of the queue."""
         self._queue.extendleft(sorted(taken, key=lambda one: one[0], reverse=True))
 
-    def begin(self, env: int, number: int, episode: EpisodeCfg, first: StepResult) -> None:
+    def begin(self, env: int, number: int, episode: EpisodeCfg, first: Result) -> None:
         self._running[env] = Running(number, episode, first)
 
     def fail(self, env: int, number: int, episode: EpisodeCfg, because: str) -> None:
         """Counts an episode that ended in its reset."""
-        self._tell(env, Running(number, episode, StepResult(None, {})), because)
+        self._tell(env, Running(number, episode, Result()), because)
 
-    def step(self, env: int, answer: StepResult) -> None:
+    def step(self, env: int, answer: Result) -> None:
         running = self._running[env]
         running.last = answer
         running.steps += 1

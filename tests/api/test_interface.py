@@ -26,7 +26,7 @@ from digirl_dist import Decision, Fleet, Observation, Policy, Run
 from digirl_dist.api.training import compose, overrides
 from digirl_dist.assembly.policy import agent_settings_of, describe_policy
 from digirl_dist.child_process import environment
-from digirl_dist.collect.judged import with_verdict
+from digirl_dist.collect.around import with_verdict
 from digirl_dist.collection import CollectionResult
 from digirl_dist.emulator import Actions, BoxActions, DeviceActions, DiscreteActions, EmulatorSpec, ProductActions
 from digirl_dist.errors import (

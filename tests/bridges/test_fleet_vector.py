@@ -27,7 +27,7 @@ from digirl_dist.bridges.fleet_vector import FleetVectorEnv, fleet_vector_env
 from digirl_dist.errors import EmulatorError, SettingsError, WorkerError
 from digirl_dist.settings import LimitSettings
 from digirl_dist.ssh.connect import connect
-from digirl_dist.worker_program.environments import Hosted, native, plain, write_frame
+from digirl_dist.worker_program.environments import EnvHost, encode, from_array, write_frame
 
 CARTPOLE = ["dry_run=true", "emulator=gymnasium", "emulator.id=CartPole-v1"]
 PROGRAM = Path("digirl_dist.worker_program.environments")
@@ -40,19 +40,22 @@ THINGS = st.recursive(NUMBERS | ARRAYS, lambda inner: st.tuples(inner, inner) | 
 GRAPH = spaces.Graph(spaces.Discrete(2), None)
 
 
+def travelled(thing: Any) -> Any:
+    return msgspec.msgpack.decode(encode(thing), ext_hook=from_array, strict=False)
+
+
 @given(THINGS)
 def test_what_travels_comes_as_it_was(thing: Any) -> None:
-    there = native(msgspec.msgpack.decode(msgspec.msgpack.encode(plain(thing))))
-    np.testing.assert_equal(there, thing)
+    np.testing.assert_equal(travelled(thing), thing)
 
 
 def test_a_scalar_can_be_looked_up_as_in_gymnasiums_own_vector_environments() -> None:
-    assert {2: "right"}[native(plain(np.int64(2)))] == "right"
+    assert {2: "right"}[travelled(np.int64(2))] == "right"
 
 
 def test_texts_travel_alone_and_in_arrays() -> None:
-    assert native(plain(np.str_("left"))) == "left"
-    np.testing.assert_array_equal(native(plain(np.array([["a", "b"]]))), np.array([["a", "b"]]))
+    assert travelled(np.str_("left")) == "left"
+    np.testing.assert_array_equal(travelled(np.array([["a", "b"]])), np.array([["a", "b"]]))
 
 
 def test_infos_that_cannot_travel_are_left_out() -> None:
@@ -60,7 +63,10 @@ def test_infos_that_cannot_travel_are_left_out() -> None:
         def reset(self, **_: Any) -> Any:
             return 0, {"rng": 2**64, "object": object(), "steps": 3, 2: "two"}
 
-    [[_, info]] = msgspec.msgpack.decode(write_frame(Hosted(Odd).add([[]]))[4:])
+        def step(self, action: Any) -> Any:
+            raise NotImplementedError
+
+    [[_, info, *_]] = msgspec.msgpack.decode(encode(EnvHost(Odd).answer("add", [(0, ())])))
     assert info == {"steps": 3, "2": "two"}
 
 
@@ -84,12 +90,31 @@ def test_a_space_that_cannot_be_is_named_with_environment_and_key(seen: Any, act
         FleetVectorEnv(Odd, 2, [], LimitSettings())
 
 
-@pytest.mark.parametrize(
-    "wrong", [{"a": ["O", [1], b"x"]}, {"a": ["f4", [9], b"x"]}, {"x": 1}, {"a": 3}, {"t": 3}, b"x"]
-)
-def test_what_is_no_number_text_or_array_is_refused(wrong: Any) -> None:
-    with pytest.raises(ValueError, match=r"."):
-        native(wrong)
+def an_array(*content: Any, kind: int = 1) -> msgspec.msgpack.Ext:
+    return msgspec.msgpack.Ext(kind, msgspec.msgpack.encode(content))
+
+
+NO_ARRAYS = {
+    "objects": an_array("O", [2], bytes(16)),
+    "too short": an_array("<f4", [9], b"x"),
+    "no type": an_array("<f4,", [2], bytes(8)),
+    "a shape of texts": an_array("<f4", ["2"], bytes(8)),
+    "no texts": an_array("<U1", [1], b"\xff\xff\xff\xff"),
+    "another kind": an_array("<f4", [2], bytes(8), kind=2),
+    "nothing": msgspec.msgpack.Ext(1, b""),
+}
+
+
+@pytest.mark.parametrize("wrong", NO_ARRAYS.values(), ids=NO_ARRAYS)
+def test_what_is_no_array_is_refused(wrong: Any) -> None:
+    with pytest.raises((ValueError, TypeError, SyntaxError), match=r"."):
+        travelled(wrong)
+
+
+@pytest.mark.parametrize("odd", [object(), np.array([object()]), 2**64, "\ud800"])
+def test_what_cannot_travel_is_named(odd: Any) -> None:
+    with pytest.raises(TypeError, match="cannot travel"):
+        encode(odd)
 
 
 @pytest.mark.system
@@ -151,16 +176,16 @@ class Here:
     def __init__(self, name: str, make: Any = Told) -> None:
         self.name, self.is_lost = name, False
         self.envs: list[int] = []
-        self._hosted = Hosted(make)
+        self._hosted = EnvHost(make)
 
-    def send(self, what: str, arguments: list[Any]) -> None:
+    def send(self, request: str, asked: Any) -> None:
         if self.is_lost:
             raise WorkerError(self.name, "its link was lost")
-        request = msgspec.msgpack.decode(write_frame({"do": what, "with": arguments})[4:])
-        self._answer = write_frame(getattr(self._hosted, request["do"])(request["with"]))
+        told = msgspec.msgpack.decode(write_frame({"do": request, "with": asked})[4:], ext_hook=from_array)
+        self._answer = encode(self._hosted.answer(told["do"], told["with"]))
 
-    def answer(self, limit_s: float) -> Any:
-        return msgspec.msgpack.decode(self._answer[4:])
+    def answer(self, limit_s: float) -> bytes:
+        return self._answer
 
     def close(self) -> None:
         self._hosted.close()
@@ -194,29 +219,25 @@ def test_a_worker_that_is_lost_in_a_reset_costs_neither_seed_nor_options() -> No
     assert fleet.workers == {"a": [0, 2, 1, 3]}
 
 
-SEEN = {"a": ["<f4", [2], bytes(8)]}
-NO_ANSWERS = {
+SEEN = an_array("<f4", [2], bytes(8))
+NO_ANSWERS: dict[str, Any] = {
     "nothing": None,
     "a number": 3,
-    "too short": [SEEN, 1.0],
-    "a text for a reward": [SEEN, "much", False, False, None, {}],
-    "a number for an end": [SEEN, 1.0, 7, False, None, {}],
-    "no last observation": [SEEN, 1.0, True, False, [1], {}],
-    "an unknown thing": [{"x": 1}, 1.0, False, False, None, {}],
-    "half an array": [{"a": ["<f4", [2], bytes(7)]}, 1.0, False, False, None, {}],
-    "an array of objects": [{"a": ["O", [2], bytes(16)]}, 1.0, False, False, None, {}],
-    "an array of no type": [{"a": ["<f4,", [2], bytes(8)]}, 1.0, False, False, None, {}],
-    "a shape of texts": [{"a": ["<f4", ["2"], bytes(8)]}, 1.0, False, False, None, {}],
-    "a list for an info": [SEEN, 1.0, False, False, None, []],
-    "a key without a value": [{"d": [["key"]]}, 1.0, False, False, None, {}],
+    "a text for a reward": [SEEN, {}, "much", False, False, None, ""],
+    "a number for an end": [SEEN, {}, 1.0, 7, False, None, ""],
+    "half a last observation": [SEEN, {}, 1.0, True, False, [1], ""],
+    "a number for a last observation": [SEEN, {}, 1.0, True, False, 1, ""],
+    "a list for an info": [SEEN, [], 1.0, False, False, None, ""],
+    "a text for a last info": [SEEN, {}, 1.0, True, False, [SEEN, "x"], ""],
+    **{f"an array: {name}": [wrong, {}, 1.0, False, False, None, ""] for name, wrong in NO_ARRAYS.items()},
 }
 
 
 @pytest.mark.parametrize("told", NO_ANSWERS.values(), ids=NO_ANSWERS)
 def test_an_answer_that_is_none_costs_its_worker_and_no_more(told: Any) -> None:
     class Lies(Here):
-        def answer(self, limit_s: float) -> Any:
-            return [told for _ in super().answer(limit_s)] if self.is_lying else super().answer(limit_s)
+        def answer(self, limit_s: float) -> bytes:
+            return encode([told]) if self.is_lying else super().answer(limit_s)
 
         is_lying = False
 
@@ -248,7 +269,7 @@ def test_what_does_not_fit_the_environments_is_refused_before_any_is_asked() -> 
 
 def said(frame: bytes) -> remote.Remote:
     """A program on worker w1 that has said this."""
-    source: Any = SimpleNamespace(read_exactly=lambda size, _: stream.read(size))
+    source: Any = SimpleNamespace(read_exactly=lambda size, _: stream.read(size), write=lambda data: None)
     stream = io.BytesIO(frame)
     return remote.Remote("w1", source)
 

@@ -9,7 +9,7 @@ import pytest
 from collector_site import Kind, Site, keys, site, tickets
 from process_watch import eventually, nothing_is_left_of
 
-from digirl_dist.collect.ahead import AheadCollector
+from digirl_dist.collect.around import AheadCollector
 from digirl_dist.collect.iteration import Closing
 from digirl_dist.errors import CollectionError
 from digirl_dist.report.metrics import collection, results

@@ -16,7 +16,7 @@ from process_watch import nothing_is_left_of
 from user_classes import Coin
 
 from digirl_dist.errors import CollectionError
-from digirl_dist.rollout.slot_time import ACTIVITIES
+from digirl_dist.rollout.slot import ACTIVITIES
 from digirl_dist.tasks import Key, Round
 
 pytestmark = [pytest.mark.system, pytest.mark.long]

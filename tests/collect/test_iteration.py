@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 from simulate.store import MemoryLedger
 
+from digirl_dist.collect.accounts import IterationStats
 from digirl_dist.collect.iteration import Closing, Iteration, Terms
-from digirl_dist.collect.iteration_stats import IterationStats
 from digirl_dist.collect.leases import Leases
 from digirl_dist.collection import CollectionResult
 from digirl_dist.errors import CollectionError

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from digirl_dist.collect.pace import Pace
+from digirl_dist.collect.dispatch import Pace
 
 
 def pace(**seconds: float) -> Pace:

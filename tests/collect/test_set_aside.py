@@ -11,11 +11,10 @@ from typing import Any
 import numpy as np
 import pytest
 
+from digirl_dist.collect.accounts import IterationStats
 from digirl_dist.collect.dispatch import Dispatch, DispatchRules
 from digirl_dist.collect.iteration import Closing, Iteration, Terms
-from digirl_dist.collect.iteration_stats import IterationStats
-from digirl_dist.collect.lease_ledger import LeaseLedger
-from digirl_dist.collect.leases import Leases
+from digirl_dist.collect.leases import LeaseLedger, Leases
 from digirl_dist.collect.reliability import Reliability
 from digirl_dist.collect.worker_table import WorkerState, WorkerTable
 from digirl_dist.errors import CollectionError, JobError, LinkLostError, MisconductError, UnreachableError

@@ -1,6 +1,6 @@
 import pytest
 
-from digirl_dist.collect.slot_time_ledger import SlotTimeLedger
+from digirl_dist.collect.accounts import SlotTimeLedger
 
 
 class Clock:
@@ -43,7 +43,7 @@ def test_a_worker_that_is_away_is_booked_until_it_is_back(clock: Clock, ledger: 
     clock.at += 1
     ledger.lost("w1")
     clock.at += 9
-    assert ledger.book("w1") == {"faults": 2.0, "away": 18.0}
+    assert ledger.book("w1") == {"away": 20.0}
     clock.at += 10
     assert ledger.book("w1") == {"away": 20.0}
 
@@ -80,21 +80,9 @@ def test_seconds_of_an_episode_that_was_under_way_when_the_worker_came_back_are_
     assert booked == 15.0
 
 
-def test_a_lost_workers_seconds_are_told_by_its_episodes(clock: Clock, ledger: SlotTimeLedger) -> None:
-    """Ten seconds on two slots, of which it delivered sixteen; then five without it."""
-    ledger.joined("w1", 2)
-    clock.at += 10
-    ledger.ended("w1", {"step": 10.0, "reset": 4.0, "policy": 2.0})
-    ledger.lost("w1")
-    clock.at += 5
-    booked = ledger.book("w1")
-    assert booked == {"step": 10.0, "reset": 4.0, "policy": 2.0, "faults": 4.0, "away": 10.0}
-
-
-def test_what_the_worker_tells_itself_beats_what_its_episodes_tell(clock: Clock, ledger: SlotTimeLedger) -> None:
+def test_what_a_worker_tells_when_it_is_back_was_not_away(clock: Clock, ledger: SlotTimeLedger) -> None:
     ledger.joined("w1", 1)
     clock.at += 10
-    ledger.ended("w1", {"step": 8.0})
     ledger.lost("w1")
     clock.at += 2
     ledger.joined("w1", 1)

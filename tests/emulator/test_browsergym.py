@@ -18,7 +18,7 @@ from PIL import Image
 from digirl_dist.assembly.parts import agent_plugin, build_device
 from digirl_dist.emulator import DeviceActions
 from digirl_dist.emulator.browsergym import observed, touch
-from digirl_dist.emulator.gymnasium import GymnasiumEmulator, gymnasium_factory, gymnasium_spec
+from digirl_dist.emulator.gymnasium import GymnasiumEmulator, gymnasium_spec
 from digirl_dist.emulator.touch_actions import DeviceAction
 from digirl_dist.errors import ActionError, SettingsError
 from digirl_dist.settings import GymnasiumSettings
@@ -94,7 +94,7 @@ def _users_folder(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def emulator() -> Iterator[GymnasiumEmulator]:
-    made = gymnasium_factory(SETTINGS)()
+    made = SETTINGS.factory()()
     assert isinstance(made, GymnasiumEmulator)
     yield made
     made.close()
@@ -108,7 +108,7 @@ def button(image: bytes | None) -> tuple[float, float]:
 
 
 def test_the_shapes_are_those_of_the_first_screenshot() -> None:
-    spec = gymnasium_spec(gymnasium_factory(SETTINGS))
+    spec = gymnasium_spec(SETTINGS.factory())
     assert spec.actions == DeviceActions() and spec.image_size == (HEIGHT, WIDTH) and spec.vector_size == 0
 
 
@@ -155,13 +155,13 @@ def test_the_device_agent_fits_such_an_environment() -> None:
 def test_entries_that_cannot_be_used_are_to_be_left_out() -> None:
     settings = GymnasiumSettings(entry_point="test_browsergym:Page", touch=SETTINGS.touch)
     with pytest.raises(SettingsError, match=r"axtree_object .* emulator\.observe"):
-        gymnasium_spec(gymnasium_factory(settings))
+        gymnasium_spec(settings.factory())
 
 
 def test_an_entry_that_does_not_exist_is_named() -> None:
     settings = GymnasiumSettings(entry_point="test_browsergym:Page", touch=SETTINGS.touch, observe=["screen"])
     with pytest.raises(SettingsError, match="no entry 'screen'; there are .*screenshot"):
-        gymnasium_spec(gymnasium_factory(settings))
+        gymnasium_spec(settings.factory())
 
 
 @pytest.mark.parametrize(

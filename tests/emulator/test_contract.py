@@ -14,7 +14,7 @@ import pytest
 from PIL import Image
 
 from digirl_dist.emulator import Emulator, EmulatorSpec
-from digirl_dist.emulator.gymnasium import gymnasium_factory, gymnasium_spec, gymnasium_tasks
+from digirl_dist.emulator.gymnasium import gymnasium_spec
 from digirl_dist.emulator.miniwob import SPEC as MINIWOB_SPEC
 from digirl_dist.emulator.miniwob import miniwob_tasks
 from digirl_dist.emulator.phone import PHONE_SPEC, phone_tasks
@@ -46,8 +46,8 @@ class Case:
 
 def _cartpole() -> Case:
     settings = GymnasiumSettings(id="CartPole-v1")
-    factory = gymnasium_factory(settings)
-    return Case(factory, gymnasium_spec(factory), gymnasium_tasks(settings)[0], ending=1, unknown=2)
+    factory = settings.factory()
+    return Case(factory, gymnasium_spec(factory), settings.tasks("default", "train")[0], ending=1, unknown=2)
 
 
 def _miniwob() -> Case:
@@ -95,7 +95,7 @@ def _androidworld(folder: Path) -> Iterator[Case]:
     from emulator.androidworld.stand_in_package import stand_in_package
 
     from digirl_dist.emulator.android.tasks import android_spec
-    from digirl_dist.emulator.androidworld import AndroidWorldEmulator
+    from digirl_dist.emulator.androidworld.emulator import AndroidWorldEmulator
 
     shells = [AndroidShell(files=Storage(folder / name)) for name in ("one", "other")]
     with stand_in_package(folder), RunningPhone(shells[0]) as one, RunningPhone(shells[1]) as other:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from digirl_dist.emulator.named_labels import ClickedLabels
+from digirl_dist.emulator.web_labels import ClickedLabels
 
 
 def said(asked: str, labels: str, clicks: str, kinds: str = "") -> str | None:

@@ -9,8 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 from random import Random
 
-from digirl_dist.judge.model import ModelJudge
-from digirl_dist.judge.verdicts import Verdicts
+from digirl_dist.judge.model import ModelJudge, Verdicts
 from digirl_dist.settings import JudgeSettings
 from digirl_dist.storage.events import Events
 from digirl_dist.tasks import Task, Ticket

@@ -26,7 +26,7 @@ from digirl_dist.agent.plugins.device import DeviceAgentSettings
 from digirl_dist.emulator import DeviceActions, EmulatorSpec
 from digirl_dist.emulator.episode_guard import EpisodeGuard
 from digirl_dist.errors import CheckpointError
-from digirl_dist.judge.verdicts import Verdicts
+from digirl_dist.judge.model import Verdicts
 from digirl_dist.protocol import messages as protocol
 from digirl_dist.report.metrics import Metrics
 from digirl_dist.storage import episode_file, import_digirl, parquet, task_file

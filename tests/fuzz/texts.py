@@ -10,7 +10,7 @@ from typing import Any
 
 from digirl_dist.agent import prompts
 from digirl_dist.agent.device.encoder import hashed_words
-from digirl_dist.judge import prompt
+from digirl_dist.judge import model
 from digirl_dist.plain_text import one_line, without_secrets_in
 from digirl_dist.protocol.messages import MOST_REASON
 from digirl_dist.report.progress import Repeats
@@ -50,7 +50,7 @@ _READERS: Sequence[Callable[[str], Any]] = (
     lambda text: without_secrets_in({text[:256]: ["--key", text[:256]]}),
     prompts.quoted,
     lambda text: hashed_words(text.encode(errors="replace").decode(), 64),
-    prompt.read,
+    model.read,
     fingerprint,
     last_words,
 )

@@ -16,9 +16,8 @@ import torch
 from user_classes import Coin, Counter
 
 from digirl_dist.errors import PolicyLostError
-from digirl_dist.inference.child import PolicyProcess
 from digirl_dist.inference.policy_process import RequestHandler
-from digirl_dist.inference.policy_server import Batching, PolicyServer
+from digirl_dist.inference.policy_server import Batching, PolicyProcess, PolicyServer
 from digirl_dist.inference.requests import (
     InferenceFailure,
     InferenceReply,

@@ -35,9 +35,7 @@ from digirl_dist.emulator.remembered import Memory, told
 from digirl_dist.emulator.touch_actions import DeviceAction
 from digirl_dist.errors import JudgeError, SettingsError
 from digirl_dist.judge import Verdict
-from digirl_dist.judge.model import ModelJudge
-from digirl_dist.judge.prompt import messages
-from digirl_dist.judge.verdicts import Verdicts
+from digirl_dist.judge.model import ModelJudge, Verdicts, messages
 from digirl_dist.settings import JudgeSettings
 from digirl_dist.storage.events import Events
 from digirl_dist.tasks import Task, Ticket

@@ -18,7 +18,7 @@ from user_classes import Counter, FairCoin
 from digirl_dist.collect.dispatch import DispatchRules
 from digirl_dist.collect.fleet_collector import FleetCollector
 from digirl_dist.collect.iteration import Closing
-from digirl_dist.collect.lease_ledger import LeaseLedger
+from digirl_dist.collect.leases import LeaseLedger
 from digirl_dist.collection import CollectionResult
 from digirl_dist.fleet.fleet import Fleet
 from digirl_dist.fleet.roster import this_python

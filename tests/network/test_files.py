@@ -16,8 +16,7 @@ from network.machines import Machine, freeze
 from process_watch import eventually
 
 import digirl_dist
-from digirl_dist.collect.lease_ledger import LeaseLedger
-from digirl_dist.collect.leases import Grant
+from digirl_dist.collect.leases import Grant, LeaseLedger
 from digirl_dist.protocol.job_folder import JobFolder
 from digirl_dist.protocol.messages import EpisodeManifest, decode_manifest, encode_manifest
 from digirl_dist.storage import episode_file

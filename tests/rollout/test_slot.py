@@ -26,8 +26,7 @@ from digirl_dist.child_process import environment, last_lines
 from digirl_dist.emulator import DiscreteActions, EmulatorSpec
 from digirl_dist.errors import ActionError, EmulatorCrashed, EmulatorError, EmulatorHung, SettingsError
 from digirl_dist.protocol.messages import SlotLimits
-from digirl_dist.rollout.emulator_process import _failed_start
-from digirl_dist.rollout.pipe import plain, restored
+from digirl_dist.rollout.emulator_process import _failed_start, plain, restored
 from digirl_dist.rollout.slot import Slot, State
 from digirl_dist.tasks import Task
 from digirl_dist.trajectory import Observation, Transition

@@ -9,7 +9,7 @@ from functools import lru_cache
 from types import SimpleNamespace
 from typing import Any, cast
 
-from digirl_dist.collect.ahead import Ahead
+from digirl_dist.collect.around import Ahead
 from digirl_dist.collect.dispatch import DispatchRules
 from digirl_dist.collect.fleet_collector import FleetCollector
 from digirl_dist.collect.iteration import Closing

@@ -8,10 +8,10 @@ from typing import Any
 import msgspec
 import pytest
 
-from digirl_dist.collect.ahead import Ahead
+from digirl_dist.collect.accounts import SlotTimeLedger
+from digirl_dist.collect.around import Ahead
 from digirl_dist.collect.iteration import Iteration
 from digirl_dist.collect.leases import Leases
-from digirl_dist.collect.slot_time_ledger import SlotTimeLedger
 from digirl_dist.fleet.reconnecting import Reconnecting
 from digirl_dist.fleet.session import Session
 from digirl_dist.fleet.worker_events import LeasesLost

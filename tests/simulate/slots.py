@@ -8,7 +8,7 @@ from collections.abc import Callable, Collection, Sequence
 from digirl_dist.plan.forecast import Phase
 from digirl_dist.protocol.messages import Acting, EpisodeFailed, SlotChanged, SlotLimits
 from digirl_dist.rollout.rollout import Finished, Happening, episode_id
-from digirl_dist.rollout.slot_time import SlotTime
+from digirl_dist.rollout.slot import SlotTime
 from digirl_dist.tasks import Key, Ticket
 from digirl_dist.trajectory import Observation, Step, Trajectory
 from simulate.behaviour import Behaviour, Fate

@@ -41,7 +41,7 @@ class MemoryStore(Store):
             return {trajectory.ticket.key: trajectory for trajectory in self.files[wanted]}
         return dict(self.episodes.get(wanted, {}))
 
-    def land(self, counts_in: Round, trajectory: Trajectory, checked: Path | None = None) -> bool:
+    def land(self, counts_in: Round, trajectory: Trajectory, checked: Path | bytes | None = None) -> bool:
         known = self.episodes.setdefault(counts_in, {})
         if trajectory.ticket.key in known or self.is_closed(counts_in):
             self.came_twice.append(trajectory.ticket.key)

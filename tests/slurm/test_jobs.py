@@ -22,7 +22,7 @@ from digirl_dist.fleet.ssh_connection import SshConnector
 from digirl_dist.fleet.worker_events import Added, Connecting
 from digirl_dist.protocol.messages import SlotLimits
 from digirl_dist.settings import LimitSettings, Settings, SlurmSettings, SshSettings
-from digirl_dist.slurm import commands
+from digirl_dist.slurm import jobs as slurm_jobs
 from digirl_dist.slurm.jobs import Jobs, SlurmAddress, parse, why_ended
 from digirl_dist.slurm.nodes import Nodes, SrunConnection
 from digirl_dist.storage.events import Events
@@ -218,7 +218,7 @@ def test_a_command_of_slurm_that_hangs_ends_with_all_that_it_started(
     slurm: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (slurm / "squeue").write_text(f"#!/bin/sh\nsleep 600 & echo $! >{slurm}/child; wait\n")
-    monkeypatch.setattr(commands, "_LIMIT_S", 1.0)
+    monkeypatch.setattr(slurm_jobs, "_LIMIT_S", 1.0)
     with pytest.raises(ClusterError, match=r"`squeue` did not answer within 1 s.*scontrol ping"):
         Jobs(SlurmSettings(), "mine", slurm, 60.0).look("7")
     child = int((slurm / "child").read_text())

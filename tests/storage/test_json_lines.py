@@ -7,10 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from digirl_dist.collect.lease_ledger import LeaseLedger
-from digirl_dist.collect.leases import Grant
+from digirl_dist.collect.leases import Grant, LeaseLedger
 from digirl_dist.judge import Verdict
-from digirl_dist.judge.verdicts import Verdicts
+from digirl_dist.judge.model import Verdicts
 from digirl_dist.storage import json_lines
 from digirl_dist.storage.events import Events
 from digirl_dist.tasks import Key

@@ -4,23 +4,22 @@ from __future__ import annotations
 
 import json
 import os
-import pickle
 import re
 import signal
 import time
-from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar
 
 import gymnasium
+import msgspec
 import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from ray_test_cluster import shared_cluster
 
-from digirl_dist.errors import ClusterError, EmulatorError, SettingsError
+from digirl_dist.errors import EmulatorError, SettingsError
 from digirl_dist.vec_env import (
     EpisodeCfg,
     EpisodeFailedError,
@@ -29,8 +28,8 @@ from digirl_dist.vec_env import (
     VecEnv,
     VecEnvConfig,
 )
-from digirl_dist.vec_env.env_process import Environments, Result
-from digirl_dist.vec_env.pool import Answers, RayPool
+from digirl_dist.vec_env.pool import Pool
+from digirl_dist.worker_program.environments import EnvHost, encode, from_array
 
 
 class Fragile(gymnasium.Env[np.ndarray, int]):
@@ -67,25 +66,22 @@ class Fragile(gymnasium.Env[np.ndarray, int]):
                 os.kill(os.getpid(), signal.SIGKILL)
 
 
-class ProcessesHere:
-    """The processes of a distributed environment, but in this one: what they are asked and answer travels as bytes."""
+class ProcessHere:
+    """A process of a distributed environment, but in this one: what it is asked and answers travels as bytes."""
 
-    def __init__(self, config: VecEnvConfig, processes: int) -> None:
-        self._each = config.env_num
-        self._processes = [Environments(config.env, config.env_num) for _ in range(processes)]
+    def __init__(self, config: VecEnvConfig, number: int) -> None:
+        self.name = f"process {number}"
+        self.envs = list(range(number * config.env_num, (number + 1) * config.env_num))
+        self._host = EnvHost(config.env, config.env_num)
 
-    def ask(self, request: str, asked: Mapping[int, Any]) -> Answers:
-        answers = Answers()
-        for number, process in enumerate(self._processes):
-            share = {env: what for env, what in asked.items() if env // self._each == number}
-            told = pickle.loads(pickle.dumps([(env % self._each, what) for env, what in share.items()]))
-            results: list[Result] = pickle.loads(pickle.dumps(getattr(process, request)(told)))
-            answers.results.update(zip(share, results, strict=True))
-        return answers
+    def send(self, request: str, asked: Any) -> None:
+        self._answer = encode(self._host.answer(request, msgspec.msgpack.decode(asked, ext_hook=from_array)))
+
+    def answer(self, limit_s: float) -> bytes:
+        return self._answer
 
     def close(self) -> None:
-        for process in self._processes:
-            process.close()
+        self._host.close()
 
 
 def episodes(fates: list[tuple[int, str, int]]) -> list[EpisodeCfg]:
@@ -130,7 +126,8 @@ def test_environments_in_several_processes_do_what_they_do_in_one(
         path.touch()
         config = VecEnvConfig(Fragile, processes * each, episodes(fates), str(path))
         env = VecEnv(config)
-        env._pool = ProcessesHere(VecEnvConfig(Fragile, shape[1], []), shape[0])
+        here = [ProcessHere(VecEnvConfig(Fragile, shape[1], []), number) for number in range(shape[0])]
+        env._pool = Pool(here, 9.0)  # type: ignore[assignment]
         found.append(driven(env, path))
     assert found[0] == found[1]
     lines = found[0][1]
@@ -276,17 +273,16 @@ def test_numbers_that_are_none_are_named(make: Any, told: str) -> None:
         make()
 
 
-class Odd:
-    """Can be packed, but not unpacked."""
+def test_an_observation_that_cannot_travel_is_told_of_its_environment_alone() -> None:
+    class Odd(Fragile):
+        def _seen(self) -> Any:
+            return object() if self._seed else np.zeros(2)
 
-    def __reduce__(self) -> Any:
-        return int, ("no number",)
-
-
-def test_an_answer_that_cannot_be_made_here_is_told_as_its_process_s(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(RayPool, "_get", lambda self, call: pickle.dumps([Odd()]))
-    with pytest.raises(ClusterError, match="its answer cannot be read: invalid literal"):
-        object.__new__(RayPool)._results(None)
+    with VecEnv(VecEnvConfig(Odd, 2, episodes([(5, "", -1)] * 2))) as env:
+        env._pool = Pool([ProcessHere(VecEnvConfig(Odd, 2, []), 0)], 9.0)  # type: ignore[assignment]
+        with pytest.raises(EpisodeFailedError, match="environment 1 .* its observation: object cannot travel"):
+            env.reset()
+        assert [one is None for one in env.get_observations()] == [False, True]
 
 
 @pytest.mark.system

@@ -67,6 +67,6 @@ class AutoUiSettings(AgentPlugin):
 
     def wrapped(self, emulator: EmulatorFactory) -> EmulatorFactory:
         from digirl_dist.emulator.aitw import to_prompt
-        from digirl_dist.emulator.prompted import PromptedEmulator
+        from digirl_dist.emulator.remembered import PromptedEmulator
 
         return partial(PromptedEmulator, emulator, self.previous_actions, to_prompt)

@@ -87,6 +87,6 @@ class VlmSettings(AgentPlugin):
 
     def wrapped(self, emulator: EmulatorFactory) -> EmulatorFactory:
         from digirl_dist.agent.prompts import task_text
-        from digirl_dist.emulator.prompted import PromptedEmulator
+        from digirl_dist.emulator.remembered import PromptedEmulator
 
         return partial(PromptedEmulator, emulator, self.previous_actions, task_text)

@@ -24,8 +24,8 @@ class RayCollectorSettings(RayActorSettings, CollectorPlugin):
 
     name: str = "ray"
     address: str | None = None
-    """Address of the cluster: HOST, HOST:PORT, ray://HOST:PORT, or ``local`` to start one here; null: RAY_ADDRESS, or
-    the cluster that runs on this machine."""
+    """Address of the cluster: HOST, HOST:PORT, ray://HOST:PORT, ``auto`` for the one that runs on this machine, or
+    ``local`` to start one; null: that in RAY_ADDRESS."""
     workers: Processes = 2
     """Number of actors, with ``bsize`` emulators each."""
 

@@ -33,12 +33,12 @@ _NO_SCAN = {"ADB_LOCAL_TRANSPORT_MAX_PORT": "5553"}
 class AdbServer:
     """One adb server: its own process when ``started_server`` made it, else one that runs already."""
 
-    def __init__(self, address: Address) -> None:
-        self._address = address
+    def __init__(self, address: Address, adb: str = "adb") -> None:
+        self._address, self._adb = address, adb
         self._client = adb_client().Client(address, _ANSWER_LIMIT_S)
         self._process: subprocess.Popen[bytes] | None = None
 
-    def run(self, adb: str, folder: Path, name: str) -> None:
+    def run(self, folder: Path, name: str) -> None:
         """Run a server as a child of ours, so that it cannot outlive this slot. Raises EmulatorError.
 
         It listens at a socket file, not at a port: whoever reaches a server has its devices.
@@ -46,7 +46,7 @@ class AdbServer:
         log = folder / f"{name}.log"
         for left in (folder / name, log):  # of one that was killed; the slot's lock says that it is not in use
             left.unlink(missing_ok=True)
-        command = [adb, "-L", f"localfilesystem:{name}", "nodaemon", "server"]
+        command = [self._adb, "-L", f"localfilesystem:{name}", "nodaemon", "server"]
         environment = {**os.environ, **_NO_SCAN}
         with opened_log(log) as output:
             self._process = subprocess.Popen(
@@ -65,10 +65,27 @@ class AdbServer:
                 raise EmulatorError(f"the adb server at {self._address} did not start{last_lines(log)}")
             time.sleep(_LOOK_AGAIN_S)
 
-    @property
-    def words(self) -> tuple[list[str], Path | None]:
-        """The adb program's arguments that choose this server, and the folder in which it is to be run, if any."""
-        return self._address.words
+    def command(self, serial: str) -> tuple[list[str], Path | None]:
+        """Returns the adb program with its server and device, and the folder in which it is to be run, if any."""
+        words, folder = self._address.words
+        return [self._adb, *words, "-s", serial], folder
+
+    def console(self, serial: str, command: str, limit_s: float) -> None:
+        """Sends a command to an emulator's console. Raises EmulatorError with the reason where it is refused."""
+        words, folder = self.command(serial)
+        try:
+            done = subprocess.run(
+                [*words, "emu", *command.split()],
+                cwd=folder,
+                stdin=subprocess.DEVNULL,
+                capture_output=True,
+                timeout=limit_s,
+            )
+        except (OSError, subprocess.TimeoutExpired) as error:
+            raise EmulatorError(f"console of {serial}: `{command}`: {error}") from error
+        said = " ".join((done.stdout + done.stderr).decode(errors="replace").split())
+        if done.returncode or not said.endswith("OK"):
+            raise EmulatorError(f"console of {serial}: `{command}`: {said[-300:]}")
 
     @property
     def pid(self) -> int:
@@ -141,8 +158,8 @@ def adb_client() -> ModuleType:
 def started_server(adb: str, folder: Path, console: int) -> AdbServer:
     """A server of the slot's own, at ``folder``/adb-CONSOLE.socket. Raises EmulatorError or SettingsError."""
     name = f"adb-{console}.socket"
-    server = AdbServer(adb_client().SocketFile(folder, name))
-    server.run(adb, folder, name)
+    server = AdbServer(adb_client().SocketFile(folder, name), adb)
+    server.run(folder, name)
     return server
 
 
@@ -156,12 +173,6 @@ def adb_errors(what: str, doing: str) -> Iterator[None]:
     except (AdbError, OSError, EOFError) as error:
         reason = " ".join(str(error).split()) or type(error).__name__
         raise EmulatorError(f"{what} failed to {doing}: {reason}") from error
-
-
-def adb_command(adb: str, server: AdbServer, serial: str) -> tuple[list[str], Path | None]:
-    """The adb program with its server and device, and the folder in which it is to be run, if any."""
-    words, folder = server.words
-    return [adb, *words, "-s", serial], folder
 
 
 def find_adb(sdk: Path | None) -> str:

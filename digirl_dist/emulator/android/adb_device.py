@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import base64
 import math
+import re
 import shlex
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -10,10 +12,10 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from digirl_dist.emulator import Label
-from digirl_dist.emulator.android import elements, frames, keyboard
+from digirl_dist.emulator.android import screen
 from digirl_dist.emulator.android.adb import AdbServer, adb_errors
 from digirl_dist.emulator.touch_actions import DeviceAction
-from digirl_dist.errors import EmulatorError
+from digirl_dist.errors import ActionError, EmulatorError
 
 if TYPE_CHECKING:
     from adbutils import AdbConnection
@@ -21,6 +23,8 @@ if TYPE_CHECKING:
 TAP_DISTANCE = 0.04
 """A swipe no longer than this share of the screen is a tap, the rule of AndroidInTheWild (README, action matching)."""
 
+COMMAND_S = 20.0
+"""Longest answer to one adb command, in seconds."""
 _SWIPE_MS = 300
 _KEYS = {"back": "KEYCODE_BACK", "home": "KEYCODE_HOME", "enter": "KEYCODE_ENTER"}
 
@@ -28,19 +32,18 @@ _KEYS = {"back": "KEYCODE_BACK", "home": "KEYCODE_HOME", "enter": "KEYCODE_ENTER
 class AndroidDevice:
     """A device that adb shows as ``device``. Every command has a limit; what fails raises EmulatorError."""
 
-    def __init__(self, server: AdbServer, serial: str, command_s: float, near: bool) -> None:
+    def __init__(self, server: AdbServer, serial: str, near: bool) -> None:
         """``near``: it runs on this machine, where raw pictures travel faster than the device can pack them."""
         self.serial = serial
         self._device = server.device(serial)
-        self._command_s = command_s
         self._near = near
         self._size: tuple[int, int] | None = None
-        self._types = keyboard.typing_commands
+        self._types = typing_commands
 
     def shell(self, command: str) -> str:
         """What it prints. Raises EmulatorError when it fails, says so by its status, or takes too long."""
         with adb_errors(self.serial, f"run `{_short(command)}`"):
-            done = self._device.shell2(command, timeout=self._command_s, v2=True)
+            done = self._device.shell2(command, timeout=COMMAND_S, v2=True)
         if done.returncode != 0:
             last = " ".join(done.output.split())[-200:]
             raise EmulatorError(f"{self.serial}: `{_short(command)}` ended with status {done.returncode}: {last}")
@@ -54,7 +57,7 @@ class AndroidDevice:
     def execute(self, command: str) -> bytes:
         """What it writes, byte by byte, as ``adb exec-out`` does."""
         with adb_errors(self.serial, f"run `{_short(command)}`"), self._device.open_transport() as link:
-            link.conn.settimeout(self._command_s)
+            link.conn.settimeout(COMMAND_S)
             link.send_command(f"exec:{command}")
             link.check_okay()
             parts = []
@@ -65,22 +68,22 @@ class AndroidDevice:
     def frame(self) -> np.ndarray:
         """The screen: uint8, shape [height, width, 3]."""
         taken = (
-            frames.read_raw(self.execute("screencap")) if self._near else frames.read_png(self.execute("screencap -p"))
+            screen.read_raw(self.execute("screencap")) if self._near else screen.read_png(self.execute("screencap -p"))
         )
         self._size = taken.shape[1], taken.shape[0]
         return taken
 
     def window(self) -> str:
         """What ``uiautomator`` tells of the screen: XML, or why it tells nothing."""
-        return self.execute(elements.DUMP).decode(errors="replace")
+        return self.execute(screen.DUMP).decode(errors="replace")
 
     def labels(self) -> list[Label]:
         """Returns what is on the screen by name; nothing of a screen that never rests. Raises EmulatorError."""
         width, height = self._screen_size()
         said = self.window()
-        if elements.is_dump(said):
-            return elements.labels_of(said, width, height)
-        if elements.is_restless(said):
+        if screen.is_dump(said):
+            return screen.labels_of(said, width, height)
+        if screen.is_restless(said):
             return []
         told = " ".join(said.split())[:200]
         raise EmulatorError(
@@ -105,15 +108,15 @@ class AndroidDevice:
 
     def use_keyboard(self, wanted: bool | None) -> None:
         """Type through ADBKeyboard: True, never: False, if it is there: None. Raises EmulatorError if it is missing."""
-        installed = wanted is not False and self.installed(keyboard.ADB_KEYBOARD)
+        installed = wanted is not False and self.installed(ADB_KEYBOARD)
         if wanted and not installed:
             raise EmulatorError(
                 f"{self.serial}: ADBKeyboard is not installed; run `adb install ADBKeyboard.apk`, "
                 "or set emulator.adb_keyboard=null"
             )
         if installed:
-            self.shell(f"ime enable {keyboard.ADB_KEYBOARD_IME}; ime set {keyboard.ADB_KEYBOARD_IME}")
-        self._types = keyboard.keyboard_commands if installed else keyboard.typing_commands
+            self.shell(f"ime enable {ADB_KEYBOARD_IME}; ime set {ADB_KEYBOARD_IME}")
+        self._types = keyboard_commands if installed else typing_commands
 
     def installed(self, package: str) -> bool:
         return f"package:{package}" in self.shell(f"pm list packages {shlex.quote(package)}").split()
@@ -155,3 +158,42 @@ class AndroidDevice:
 def _short(command: str) -> str:
     """For messages: typed text may be long."""
     return command if len(command) <= 120 else command[:117] + "…"
+
+
+ADB_KEYBOARD = "com.android.adbkeyboard"
+"""The app ADBKeyboard (github.com/senzhk/ADBKeyBoard), an input method that types what it is sent by broadcast."""
+ADB_KEYBOARD_IME = f"{ADB_KEYBOARD}/.AdbIME"
+
+_TYPED_KEYS = {"\n": "KEYCODE_ENTER", "\t": "KEYCODE_TAB"}
+_PIECES = re.compile(r"[\n\t]|(?:%(?!s)|[^%\n\t])+%?|%")
+"""Keys, and runs of text that hold no ``%s``: ``input text`` would read that as a space."""
+_LONGEST = 500
+"""Characters in one ``input text``, which types them one by one."""
+
+
+def typing_commands(text: str) -> list[str]:
+    """What types ``text`` with the device's own means. Raises ActionError for what these cannot type."""
+    strange = sorted({char for char in text if not (" " <= char <= "~" or char in _TYPED_KEYS)})
+    if strange:
+        shown = "".join(strange[:5])
+        raise ActionError(
+            f"{shown!r} cannot be typed with `input text`, which knows ASCII only; install the app ADBKeyboard in the "
+            "image or on the device (emulator.adb_keyboard), which types any Unicode"
+        )
+    return [_command(piece) for run in _PIECES.findall(text) for piece in _split(run)]
+
+
+def keyboard_commands(text: str) -> list[str]:
+    """What types ``text`` through ADBKeyboard, whatever it holds."""
+    encoded = base64.b64encode(text.encode("utf-8", "replace")).decode()
+    return [f"am broadcast -a ADB_INPUT_B64 --es msg {encoded}"] if text else []
+
+
+def _split(run: str) -> list[str]:
+    return [run[start : start + _LONGEST] for start in range(0, len(run), _LONGEST)]
+
+
+def _command(piece: str) -> str:
+    if piece in _TYPED_KEYS:
+        return f"input keyevent {_TYPED_KEYS[piece]}"
+    return f"input text {shlex.quote(piece.replace(' ', '%s'))}"

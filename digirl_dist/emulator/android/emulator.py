@@ -2,46 +2,34 @@
 
 from __future__ import annotations
 
+import itertools
+import logging
 import re
+import time
 from collections.abc import Sequence
 from contextlib import ExitStack
 from pathlib import Path
-from typing import Protocol
+from typing import TYPE_CHECKING
 
 from digirl_dist.emulator import Label
-from digirl_dist.emulator.android import frames
-from digirl_dist.emulator.android.adb import AdbServer, adb_client, adb_command, find_adb, started_server
+from digirl_dist.emulator.android import screen
+from digirl_dist.emulator.android.adb import AdbServer, adb_client, adb_errors, find_adb, started_server
 from digirl_dist.emulator.android.adb_device import AndroidDevice
-from digirl_dist.emulator.android.attached import AttachedDevice, claim_serial
 from digirl_dist.emulator.android.avd import find_avd, find_sdk
-from digirl_dist.emulator.android.instance import AvdInstance
-from digirl_dist.emulator.android.locks import Locks
+from digirl_dist.emulator.android.locks import Locks, claim_ports, claim_serial
 from digirl_dist.emulator.android.options import AndroidOptions
-from digirl_dist.emulator.android.ports import claim_ports
-from digirl_dist.emulator.android.recording import Recorder
+from digirl_dist.emulator.android.source import AttachedDevice, AvdInstance, Source
 from digirl_dist.emulator.touch_actions import DeviceAction
 from digirl_dist.errors import EmulatorError, SettingsError
 from digirl_dist.tasks import Task
 from digirl_dist.trajectory import Observation, Transition
 from digirl_dist.types import Json
 
+if TYPE_CHECKING:
+    from adbutils import AdbConnection
 
-class Source(Protocol):
-    """Where the device comes from."""
-
-    serial: str
-    near: bool
-    """Whether it runs on this machine."""
-
-    def start(self) -> None: ...
-
-    def renew(self) -> None:
-        """Bring it back to where episodes start."""
-
-    def wait(self, limit_s: float) -> None:
-        """Until it can be used, after its adbd was restarted. Raises EmulatorError."""
-
-    def stop(self) -> None: ...
+SETTLE_GAP_S = 0.2
+"""The screen has settled when two pictures, at least so many seconds apart, are equal outside the mask."""
 
 
 class AndroidEmulator:
@@ -57,7 +45,7 @@ class AndroidEmulator:
     def __init__(self, settings: AndroidOptions) -> None:
         """Starts the instance, or attaches to the device. Raises SettingsError or EmulatorError with the remedy."""
         self._settings = settings
-        self._mask = frames.Mask(settings.masked)
+        self._mask = screen.Mask(settings.masked)
         self._task: Task | None = None
         self._fresh = True
         self._last = Observation()
@@ -65,7 +53,7 @@ class AndroidEmulator:
             locks = Locks(settings.lock_path)
             stack.callback(locks.release_all)
             self._source, self._server = _open(settings, locks, stack)
-            self._device = AndroidDevice(self._server, self._source.serial, settings.command_s, self._source.near)
+            self._device = AndroidDevice(self._server, self._source.serial, self._source.near)
             self._recorder = (
                 Recorder(self._device, Path(settings.record_path).expanduser()) if settings.record_path else None
             )
@@ -114,9 +102,9 @@ class AndroidEmulator:
 
     def _look(self, task: Task) -> Observation:
         settings = self._settings
-        frame = frames.settled(self._device.frame, self._mask, settings.settle_gap_s, settings.settle_s)
+        frame = screen.settled(self._device.frame, self._mask, SETTLE_GAP_S, settings.settle_s)
         height, width = settings.image_size
-        image = frames.encode(frame, (height, width), settings.jpeg_quality)
+        image = screen.encode(frame, (height, width), settings.jpeg_quality)
         self._last = Observation(task.instruction, image)
         return self._last
 
@@ -140,13 +128,6 @@ class AndroidEmulator:
     def _run_commands(self, commands: Sequence[str], seed: int) -> None:
         for command in commands:
             self._device.shell(command.replace("{seed}", str(seed)))
-
-    def _adb_command(self) -> tuple[list[str], Path | None]:
-        """Returns the adb program with its server and device, and the folder in which it is to be run."""
-        return adb_command(find_adb(find_sdk(self._settings)), self._server, self._device.serial)
-
-    def _wait_for_device(self) -> None:
-        self._source.wait(self._settings.load_s)
 
     def _stop_recording(self) -> None:
         if self._recorder is not None:
@@ -184,3 +165,49 @@ def _given_server(address: str | None) -> AdbServer | None:
     server = AdbServer(adb_client().TcpAddress(host, int(port)))
     server.require()
     return server
+
+
+_ON_DEVICE = "/sdcard/digirl-episode.mp4"
+_FINISH_LIMIT_S = 10.0
+
+
+class Recorder:
+    """One film at a time. A film that fails is told of in the log and costs no episode."""
+
+    def __init__(self, device: AndroidDevice, folder: Path) -> None:
+        self._device, self._folder = device, folder
+        self._running: AdbConnection | None = None
+        self._name = ""
+        self._films = itertools.count()
+
+    def start(self, name: str) -> None:
+        """Begins a film of that name and the time; raises EmulatorError if the device cannot record.
+
+        A task and a seed have many episodes: of a group, of retries, of each pass through the tasks.
+        """
+        begun = time.strftime("%Y%m%d-%H%M%S")
+        self._name = re.sub(r"[^\w.-]+", "-", f"{name}-{self._device.serial}-{begun}-{next(self._films)}")
+        self._folder.mkdir(parents=True, exist_ok=True)
+        self._running = self._device.open_shell(f"rm -f {_ON_DEVICE}; screenrecord {_ON_DEVICE}")
+
+    def stop(self) -> None:
+        """End the film and fetch it. A second call is harmless."""
+        running, self._running = self._running, None
+        if running is None:
+            return
+        try:
+            with running:
+                # On SIGINT screenrecord writes the index without which no player reads the file, and ends.
+                self._device.shell("pkill -INT screenrecord || true")
+                self._wait(running)
+            self._device.pull(_ON_DEVICE, self._folder / f"{self._name}.mp4")
+        except (EmulatorError, OSError) as error:
+            logging.getLogger(__name__).warning("no film of %s: %s", self._name, error)
+
+    def _wait(self, running: AdbConnection) -> None:
+        deadline = time.monotonic() + _FINISH_LIMIT_S
+        with adb_errors(self._device.serial, "finish its film"):
+            running.conn.settimeout(_FINISH_LIMIT_S)
+            while running.conn.recv(1 << 16):
+                if time.monotonic() > deadline:
+                    raise EmulatorError(f"{self._device.serial}: screenrecord does not end")

@@ -7,11 +7,13 @@ from __future__ import annotations
 
 import fcntl
 import os
+import socket
 import stat
 import time
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import NamedTuple
 
 from digirl_dist.errors import EmulatorError, SettingsError
 
@@ -75,3 +77,49 @@ class Locks:
             yield
         finally:
             self.release(place)
+
+
+LAST_CONSOLE = 5682
+"""The emulator program takes no higher console port."""
+
+
+class Ports(NamedTuple):
+    """The two ports of an emulator: console (even), and adb (the next)."""
+
+    console: int
+    adb: int
+
+
+def claim_ports(locks: Locks, first: int) -> Ports:
+    """The first ports from ``first`` on that neither another slot nor another program has. Raises EmulatorError."""
+    for console in range(first, LAST_CONSOLE + 1, 2):
+        ports = Ports(console, console + 1)
+        name = f"port-{console}"
+        if not locks.take(name):
+            continue
+        if all(map(_is_free, ports)):
+            return ports
+        locks.release(name)
+    raise EmulatorError(
+        f"all pairs of ports from emulator.first_port={first} to {LAST_CONSOLE} are in use on this machine; "
+        "lower bsize, or end emulators that were left behind"
+    )
+
+
+def _is_free(port: int) -> bool:
+    with socket.socket() as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind(("127.0.0.1", port))
+        except OSError:
+            return False
+        return True
+
+
+def claim_serial(locks: Locks, serials: list[str]) -> str:
+    """A device that no other slot of this machine uses. Raises EmulatorError."""
+    names = {f"serial-{serial}": serial for serial in serials}
+    name = locks.take_one(names)
+    if name is None:
+        raise EmulatorError(f"all of emulator.serials={serials} are in use by other slots; lower bsize or add devices")
+    return names[name]

@@ -31,19 +31,11 @@ class AndroidOptions:
     snapshot: str | None = "digirl"
     """Snapshot in which the AVD starts and to which each reset returns; null: each reset restarts the AVD."""
     boots_at_once: Few = expert(2)
-    """Instances that may boot at the same time on one machine; the others wait for up to ``turn_s``."""
-    turn_s: Seconds = expert(600.0)
-    """Longest wait of an instance for its turn to boot."""
+    """Instances that may boot at the same time on one machine; the others wait for up to 10 minutes."""
     boot_s: Seconds = expert(240.0)
     """Longest start of one instance, until ``sys.boot_completed``; also the longest absence of a device by serial."""
-    load_s: Seconds = expert(30.0)
-    """Longest load of the snapshot; then the instance is restarted."""
-    command_s: Seconds = expert(20.0)
-    """Longest answer to one adb command."""
     settle_s: Pause = expert(5.0)
     """Longest wait for a screen to settle; then it is taken as it is."""
-    settle_gap_s: Pause = expert(0.2)
-    """The screen has settled when two pictures, at least this far apart in time, are equal outside ``masked``."""
     masked: list[Any] = expert([[0.0, 0.0, 1.0, 0.04]])
     """Parts of the screen that may change while it counts as settled (clock and battery): [left, top, right, bottom] as
     shares of the screen."""

@@ -13,10 +13,9 @@ from dataclasses import replace
 from digirl_dist.emulator.android.adb import AdbServer, find_adb, started_server
 from digirl_dist.emulator.android.adb_device import AndroidDevice
 from digirl_dist.emulator.android.avd import find_avd
-from digirl_dist.emulator.android.instance import AvdInstance
-from digirl_dist.emulator.android.locks import Locks
+from digirl_dist.emulator.android.locks import Locks, claim_ports
 from digirl_dist.emulator.android.options import AndroidOptions
-from digirl_dist.emulator.android.ports import claim_ports
+from digirl_dist.emulator.android.source import AvdInstance
 from digirl_dist.errors import DigirlDistError, EmulatorError
 
 
@@ -42,7 +41,7 @@ def save_snapshot(
         instance = AvdInstance(cold, avd, ports, server, locks)
         stack.callback(instance.stop)
         instance.start(read_only=False)
-        device = AndroidDevice(server, instance.serial, cold.command_s, near=True)
+        device = AndroidDevice(server, instance.serial, near=True)
         for command in cold.reset_commands:
             device.shell(command)
         prepare(instance, server, device)

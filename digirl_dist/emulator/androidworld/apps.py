@@ -9,13 +9,12 @@ from __future__ import annotations
 import sys
 from functools import partial
 
-from digirl_dist.emulator.android.adb import AdbServer, adb_command, find_adb
+from digirl_dist.emulator.android.adb import AdbServer
 from digirl_dist.emulator.android.adb_device import AndroidDevice
-from digirl_dist.emulator.android.avd import find_sdk
-from digirl_dist.emulator.android.instance import AvdInstance
 from digirl_dist.emulator.android.options import AndroidOptions
 from digirl_dist.emulator.android.snapshot import save_snapshot
-from digirl_dist.emulator.androidworld.suite import blamed, package_needed
+from digirl_dist.emulator.android.source import AvdInstance
+from digirl_dist.emulator.androidworld import blamed, package_needed
 from digirl_dist.errors import DigirlDistError
 
 _INSTALL_S = 600.0
@@ -28,8 +27,7 @@ def install_apps(settings: AndroidOptions, instance: AvdInstance, server: AdbSer
         from android_world.env.setup_device import setup
 
         from digirl_dist.emulator.androidworld import world
-    words, folder = adb_command(find_adb(find_sdk(settings)), server, device.serial)
-    adb = world.Adb(words, folder, _INSTALL_S, partial(instance.wait, settings.boot_s))
+    adb = world.Adb(*server.command(device.serial), _INSTALL_S, partial(instance.wait, settings.boot_s))
     with blamed("install its apps"):
         setup.setup_apps(world.world_of(adb, device.frame, device.window))
 

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 from contextlib import suppress
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
+from digirl_dist.emulator.android.adb_device import COMMAND_S
 from digirl_dist.emulator.android.emulator import AndroidEmulator
 from digirl_dist.emulator.android.options import AndroidOptions
-from digirl_dist.emulator.androidworld.suite import blamed, instance, package_needed, steps_allowed, suite
+from digirl_dist.emulator.android.source import LOAD_S
+from digirl_dist.emulator.androidworld import blamed, instance, package_needed, steps_allowed, suite
 from digirl_dist.emulator.touch_actions import DeviceAction
 from digirl_dist.errors import EmulatorError
 from digirl_dist.tasks import Task
@@ -35,7 +38,8 @@ class AndroidWorldEmulator(AndroidEmulator):
         self._package_of = world.package_of
         super().__init__(settings)
         try:
-            adb = world.Adb(*self._adb_command(), settings.command_s, self._wait_for_device)
+            command = self._server.command(self._device.serial)
+            adb = world.Adb(*command, COMMAND_S, partial(self._source.wait, LOAD_S))
             self._world = world.world_of(adb, self._device.frame, self._device.window)
         except BaseException:
             self.close()

@@ -25,7 +25,7 @@ from android_world.env import representation_utils
 from android_world.env.android_world_controller import A11yMethod, AndroidWorldController
 from android_world.env.interface import AsyncAndroidEnv
 
-from digirl_dist.emulator.android.elements import is_dump
+from digirl_dist.emulator.android.screen import is_dump
 from digirl_dist.errors import EmulatorError
 
 _DUMP_ATTEMPTS = 3

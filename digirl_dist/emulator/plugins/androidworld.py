@@ -28,7 +28,7 @@ class AndroidWorldSettings(AndroidSettings):
     """A task by name (ClockTimerEntry), several as a list or with commas between them, or ``all`` of the suite."""
 
     def build(self) -> Device:
-        from digirl_dist.emulator.androidworld import AndroidWorldEmulator
+        from digirl_dist.emulator.androidworld.emulator import AndroidWorldEmulator
 
         # Each task has a limit of steps of its own, by which the emulator ends its episodes.
         return replace(super().build(), factory=partial(AndroidWorldEmulator, self, self.family), max_steps=None)

@@ -26,6 +26,12 @@ def _home(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPa
     return home
 
 
+@pytest.fixture(autouse=True)
+def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The demo phone's screen settles at once."""
+    monkeypatch.setattr("digirl_dist.emulator.android.emulator.SETTLE_GAP_S", 0.0)
+
+
 @pytest.fixture
 def phone() -> Iterator[RunningPhone]:
     with RunningPhone() as running:

@@ -87,6 +87,8 @@ class Machine:
         greeting = "type 'help' for a list of commands" if allowed else "Authentication required"
         writer.write(f"Android Console: {greeting}\r\nOK\r\n".encode())
         while line := (await reader.readline()).decode().split():
+            if line[0] == "quit":
+                break
             if line[0] == "auth":
                 allowed = line[1:] == [token]
                 answer = "OK" if allowed else f"KO: authentication token does not match ~/{TOKEN}"

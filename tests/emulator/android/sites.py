@@ -56,10 +56,9 @@ class RunningPhone:
 
 
 def quick(folder: Path, **values: object) -> AndroidSettings:
-    """Settings for a device as quick as the demo phone: locks of its own, no pause between pictures."""
+    """Settings for a device as quick as the demo phone: locks of its own."""
     chosen = {
         "image_size": [layout.HEIGHT, layout.WIDTH],
-        "settle_gap_s": 0.0,
         "masked": [[0.0, 0.0, 1.0, 0.045]],
         "lock_path": str(folder / "locks"),
         "reset_commands": [],
@@ -79,7 +78,7 @@ class Sdk:
 
     def settings(self, **values: object) -> AndroidSettings:
         places = {"sdk_path": str(self.folder / "sdk"), "avd_home": str(self.folder / "avd")}
-        return quick(self.folder, **{"avd": "demo", "boot_s": 60.0, "load_s": 10.0, **places, **values})
+        return quick(self.folder, **{"avd": "demo", "boot_s": 60.0, **places, **values})
 
     def events(self, kind: str) -> list[dict[str, object]]:
         return [event for event in fake_emulator.events(self.content) if event["event"] == kind]

@@ -14,10 +14,9 @@ from emulator.android.sites import RunningPhone
 from listening import as_another_user, listeners
 from process_watch import processes_with
 
-from digirl_dist.emulator.android import frames
+from digirl_dist.emulator.android import screen
 from digirl_dist.emulator.android.adb import AdbServer, adb_client, started_server
-from digirl_dist.emulator.android.locks import Locks
-from digirl_dist.emulator.android.ports import claim_ports
+from digirl_dist.emulator.android.locks import Locks, claim_ports
 from digirl_dist.emulator.phone import layout
 from digirl_dist.errors import EmulatorError
 
@@ -60,8 +59,8 @@ def test_adb_runs_commands_and_hands_on_their_status(adb: Adb) -> None:
 
 
 def test_adb_takes_a_screenshot(adb: Adb) -> None:
-    png = frames.read_png(adb("exec-out", "screencap", "-p"))
-    raw = frames.read_raw(adb("exec-out", "screencap"))
+    png = screen.read_png(adb("exec-out", "screencap", "-p"))
+    raw = screen.read_raw(adb("exec-out", "screencap"))
     assert png.shape == (layout.HEIGHT, layout.WIDTH, 3)
     np.testing.assert_array_equal(png, raw)
 

@@ -14,9 +14,9 @@ from hypothesis import HealthCheck, given
 from hypothesis import settings as limits
 from hypothesis import strategies as st
 
-from digirl_dist.emulator.android import frames
+from digirl_dist.emulator.android import adb_device, screen
+from digirl_dist.emulator.android.adb_device import typing_commands
 from digirl_dist.emulator.android.emulator import AndroidEmulator
-from digirl_dist.emulator.android.keyboard import typing_commands
 from digirl_dist.emulator.phone import layout, phone_tasks
 from digirl_dist.errors import ActionError, EmulatorError
 from digirl_dist.settings import PhoneSettings
@@ -112,7 +112,7 @@ def test_the_phone_over_adb_shows_what_the_phone_in_process_shows(phone: Running
 
 def pixels(image: bytes | None) -> np.ndarray:
     assert image is not None
-    return frames.read_png(image)
+    return screen.read_png(image)
 
 
 def test_a_swipe_as_short_as_androidinthewild_calls_a_tap_is_one(
@@ -145,8 +145,11 @@ def test_a_command_that_fails_is_named_with_what_it_said(emulator: AndroidEmulat
         emulator.reset(Task("t", params={"setup": ["frobnicate"]}), seed=0)
 
 
-def test_a_command_that_does_not_end_is_given_up(phone: RunningPhone, tmp_path: Path) -> None:
-    emulator = AndroidEmulator(quick(tmp_path, serials=[phone.serial], command_s=1.5))
+def test_a_command_that_does_not_end_is_given_up(
+    phone: RunningPhone, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(adb_device, "COMMAND_S", 1.5)
+    emulator = AndroidEmulator(quick(tmp_path, serials=[phone.serial]))
     started = time.monotonic()
     with pytest.raises(EmulatorError, match="`sleep 60`"):
         emulator.reset(Task("t", params={"setup": ["sleep 60"]}), seed=0)
@@ -196,7 +199,7 @@ def test_raw_pictures_of_older_and_newer_androids_are_read(tmp_path: Path, heade
 @pytest.mark.unit
 @pytest.mark.parametrize("data", [b"", b"error: no display", b"\1\0\0\0" * 6])
 def test_what_is_no_picture_is_named(data: bytes) -> None:
-    for read in (frames.read_raw, frames.read_png):
+    for read in (screen.read_raw, screen.read_png):
         with pytest.raises(EmulatorError, match="screencap answered"):
             read(data)
 

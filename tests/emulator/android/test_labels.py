@@ -11,8 +11,8 @@ from emulator.android.phone_shell import PhoneShell, as_android
 from emulator.android.sites import RunningPhone, quick
 
 from digirl_dist.emulator import Label
-from digirl_dist.emulator.android.elements import is_dump, labels_of
 from digirl_dist.emulator.android.emulator import AndroidEmulator
+from digirl_dist.emulator.android.screen import is_dump, labels_of
 from digirl_dist.emulator.android.tasks import android_spec
 from digirl_dist.emulator.phone import phone_tasks
 from digirl_dist.emulator.remembered import RememberedEmulator

@@ -23,12 +23,10 @@ from emulator.android.sites import RunningPhone, make_sdk, quick
 from process_watch import eventually, nothing_is_left_of
 
 from digirl_dist.child_process import environment
-from digirl_dist.emulator.android import adb, online
+from digirl_dist.emulator.android import adb, source
 from digirl_dist.emulator.android.adb import AdbServer
-from digirl_dist.emulator.android.console import Console
 from digirl_dist.emulator.android.emulator import AndroidEmulator
-from digirl_dist.emulator.android.locks import Locks
-from digirl_dist.emulator.android.ports import LAST_CONSOLE, claim_ports
+from digirl_dist.emulator.android.locks import LAST_CONSOLE, Locks, claim_ports
 from digirl_dist.emulator.android.snapshot import save_snapshot
 from digirl_dist.emulator.phone import phone_tasks
 from digirl_dist.errors import EmulatorError, SettingsError
@@ -188,7 +186,7 @@ def test_a_slot_starts_again_after_a_boot_that_failed(tmp_path: Path) -> None:
 def test_an_unauthorized_device_is_refused_with_the_remedy(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str
 ) -> None:
-    monkeypatch.setattr(online, "_PATIENCE_S", 0.3)
+    monkeypatch.setattr(source, "_PATIENCE_S", 0.3)
     with RunningPhone(mode="unauthorized") as phone:
         settings = quick(tmp_path, serials=[phone.serial], boot_s=20.0)
         if kind == "avd":
@@ -197,8 +195,9 @@ def test_an_unauthorized_device_is_refused_with_the_remedy(
             AndroidEmulator(settings)
 
 
-def test_who_waits_too_long_for_a_turn_says_so(tmp_path: Path) -> None:
-    settings = make_sdk(tmp_path).settings(boots_at_once=1, turn_s=0.3)
+def test_who_waits_too_long_for_a_turn_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(source, "TURN_S", 0.3)
+    settings = make_sdk(tmp_path).settings(boots_at_once=1)
     others = Locks(settings.lock_path)
     with others.turn("boot", 1, 1), pytest.raises(EmulatorError, match="no turn to boot within 0.3 s"):
         AndroidEmulator(settings)
@@ -245,10 +244,12 @@ def test_two_slots_never_have_the_same_ports_and_the_end_is_named(tmp_path: Path
 
 
 @pytest.mark.parametrize("fate", ["refuse", "hang", "offline"])
-def test_a_snapshot_that_cannot_be_loaded_costs_a_restart(tmp_path: Path, fate: str) -> None:
+def test_a_snapshot_that_cannot_be_loaded_costs_a_restart(
+    tmp_path: Path, fate: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(source, "LOAD_S", 2.5)
     sdk = make_sdk(tmp_path, loads=[fate, "fine"])
-    settings = sdk.settings(load_s=2.5)
-    with running(settings) as emulator:
+    with running(sdk.settings()) as emulator:
         emulator.reset(TASK, seed=1)
         emulator.step({"type": "swipe", "x": 0.8, "y": 0.5, "to_x": 0.2, "to_y": 0.5})
         emulator.reset(TASK, seed=1)
@@ -268,16 +269,15 @@ def test_an_emulator_that_died_is_started_again_by_the_next_reset(tmp_path: Path
         emulator.step({"type": "back"})
 
 
-@pytest.mark.parametrize(("token", "message"), [("wrong", "token does not match"), (None, "which cannot be read")])
-def test_a_console_that_does_not_let_us_in_is_named_without_the_token(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, token: str | None, message: str
-) -> None:
+def test_a_console_that_refuses_is_named_without_the_token(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with running(make_sdk(tmp_path).settings()) as emulator:
+        serial, server = emulator.device.serial, emulator._server
+        with pytest.raises(EmulatorError, match=rf"console of {serial}: `fly`: .*KO: unknown command fly"):
+            server.console(serial, "fly", 10.0)
         monkeypatch.setenv("HOME", str(tmp_path))
-        if token is not None:
-            (tmp_path / TOKEN).write_text(token)
-        with pytest.raises(EmulatorError, match=message) as refusal:
-            Console(int(emulator.device.serial.partition("-")[2]), limit_s=10)
+        (tmp_path / TOKEN).write_text("wrong")
+        with pytest.raises(EmulatorError, match="console of .*token does not match") as refusal:
+            server.console(serial, "kill", 10.0)
         assert "wrong" not in str(refusal.value)
 
 
@@ -336,7 +336,7 @@ def test_a_device_that_is_not_there_is_named_with_what_adb_says(tmp_path: Path) 
 def test_a_device_that_went_offline_is_connected_anew(
     tmp_path: Path, phone: RunningPhone, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(online, "_PATIENCE_S", 0.3)
+    monkeypatch.setattr(source, "_PATIENCE_S", 0.3)
     monkeypatch.setattr(adb, "_CONNECT_LIMIT_S", 1.0)
     with running(quick(tmp_path, serials=[phone.serial], boot_s=20.0)) as emulator:
         emulator.reset(TASK, seed=1)
@@ -369,7 +369,7 @@ def test_a_phone_that_still_boots_is_waited_for(tmp_path: Path) -> None:
 
 def test_an_emulator_that_went_offline_is_connected_anew(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """As after the load of a snapshot that left adbd dumb for a while."""
-    monkeypatch.setattr(online, "_PATIENCE_S", 0.3)
+    monkeypatch.setattr(source, "_PATIENCE_S", 0.3)
     sdk = make_sdk(tmp_path, loads=["dumb", "fine"])
     with running(sdk.settings()) as emulator:
         emulator.reset(TASK, seed=1)
@@ -378,7 +378,7 @@ def test_an_emulator_that_went_offline_is_connected_anew(tmp_path: Path, monkeyp
 
 
 def test_a_device_whose_shell_does_not_answer_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(online, "_PROBE_LIMIT_S", 0.2)
+    monkeypatch.setattr(source, "_PROBE_LIMIT_S", 0.2)
     match = "not ready after 2 s: .* its shell does not answer"
     with RunningPhone(PhoneShell(mute=True)) as phone, pytest.raises(EmulatorError, match=match):
         AndroidEmulator(quick(tmp_path, serials=[phone.serial], boot_s=2.0))

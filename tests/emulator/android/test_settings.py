@@ -8,6 +8,7 @@ import pytest
 
 from digirl_dist.assembly.parts import agent_plugin, build_device
 from digirl_dist.emulator.android.emulator import AndroidEmulator
+from digirl_dist.emulator.android.source import LOAD_S, TURN_S
 from digirl_dist.emulator.android.tasks import MAX_STEPS
 from digirl_dist.errors import SettingsError
 from digirl_dist.settings import AndroidSettings, Settings, configuration, conversion
@@ -30,8 +31,8 @@ def test_an_avd_is_all_that_must_be_named() -> None:
 def test_the_watchdog_is_patient_enough_for_boots_in_turn() -> None:
     settings = load("emulator.avd=pixel")
     assert isinstance(settings.emulator, AndroidSettings)
-    assert settings.limits.boot_s >= settings.emulator.turn_s + settings.emulator.boot_s
-    assert settings.limits.reset_s >= settings.emulator.load_s + settings.emulator.boot_s
+    assert settings.limits.boot_s >= TURN_S + settings.emulator.boot_s
+    assert settings.limits.reset_s >= LOAD_S + settings.emulator.boot_s
 
 
 def test_values_can_be_given_per_worker() -> None:

@@ -18,7 +18,8 @@ from emulator.androidworld.stand_in_package import stand_in_package
 from digirl_dist.assembly.parts import build_device
 from digirl_dist.doctor.setup import steps
 from digirl_dist.emulator.android.emulator import AndroidEmulator
-from digirl_dist.emulator.androidworld import AndroidWorldEmulator, androidworld_tasks, apps, every_task
+from digirl_dist.emulator.androidworld import androidworld_tasks, apps, every_task
+from digirl_dist.emulator.androidworld.emulator import AndroidWorldEmulator
 from digirl_dist.errors import EmulatorError, SettingsError
 from digirl_dist.fleet.roster import WorkerConfig
 from digirl_dist.settings import AndroidSettings, AndroidWorldSettings, InstallSettings, configuration

@@ -21,8 +21,8 @@ from emulator.android.sites import RunningPhone, quick
 from emulator.androidworld.android_files import AndroidShell, Storage
 from listening import listeners
 
-from digirl_dist.emulator.androidworld import AndroidWorldEmulator, androidworld_tasks
-from digirl_dist.emulator.androidworld.suite import instance, suite
+from digirl_dist.emulator.androidworld import androidworld_tasks, instance, suite
+from digirl_dist.emulator.androidworld.emulator import AndroidWorldEmulator
 from digirl_dist.errors import EmulatorError
 from digirl_dist.settings import AndroidWorldSettings
 from digirl_dist.tasks import Task
@@ -37,7 +37,7 @@ from emulator.androidworld.databases import insert, make_databases  # noqa: E402
 DONE = {"type": "done"}
 _GOALS = """
 import json, sys
-from digirl_dist.emulator.androidworld.suite import instance, suite
+from digirl_dist.emulator.androidworld import instance, suite
 there = suite("android_world")
 print(json.dumps({name: instance(name, there, int(sys.argv[1])).goal for name in there}))
 """

@@ -1,4 +1,7 @@
-"""One running instance of an AVD: started in turn with the others, brought back by its snapshot, stopped."""
+"""Where a device comes from: an instance of an AVD that is started here, or a device that runs already.
+
+An instance is started in turn with the others, brought back by its snapshot, and stopped.
+"""
 
 from __future__ import annotations
 
@@ -6,17 +9,19 @@ import os
 import re
 import signal
 import subprocess
+import time
 
 from digirl_dist.child_process import last_lines, opened_log
-from digirl_dist.emulator.android.adb import AdbServer
+from digirl_dist.emulator.android.adb import AdbServer, adb_errors
 from digirl_dist.emulator.android.avd import Avd
-from digirl_dist.emulator.android.console import Console
-from digirl_dist.emulator.android.locks import Locks
-from digirl_dist.emulator.android.online import wait_until_online
+from digirl_dist.emulator.android.locks import Locks, Ports
 from digirl_dist.emulator.android.options import AndroidOptions
-from digirl_dist.emulator.android.ports import Ports
-from digirl_dist.errors import EmulatorError
+from digirl_dist.errors import EmulatorError, SettingsError
 
+LOAD_S = 30.0
+"""Longest load of a snapshot, in seconds; then the instance is restarted."""
+TURN_S = 600.0
+"""Longest wait of an instance for its turn to boot, in seconds."""
 _STOP_LIMIT_S = 3.0
 _NO_SERVER = "1"
 """The program announces itself at a port. The slot's server has none, and the usual one may be somebody else's."""
@@ -45,7 +50,7 @@ class AvdInstance:
     def start(self, read_only: bool = True) -> None:
         """Boot, in turn with the other slots. Raises EmulatorError; then it is to be stopped."""
         settings = self._settings
-        with self._locks.turn("boot", settings.boots_at_once, settings.turn_s):
+        with self._locks.turn("boot", settings.boots_at_once, TURN_S):
             self._launch(read_only)
             wait_until_online(self._server, self.serial, self, settings.boot_s)
 
@@ -60,8 +65,7 @@ class AvdInstance:
 
     def save_snapshot(self, name: str) -> None:
         """Into the AVD; for an instance that was started with ``read_only=False``."""
-        with Console(self._ports.console, self._settings.boot_s) as console:
-            console.ask(f"avd snapshot save {name}")
+        self._server.console(self.serial, f"avd snapshot save {name}", self._settings.boot_s)
 
     def wait(self, limit_s: float) -> None:
         wait_until_online(self._server, self.serial, self, limit_s)
@@ -99,12 +103,10 @@ class AvdInstance:
         self._server.announce(self._ports.adb)
 
     def _load_snapshot(self) -> None:
-        settings = self._settings
-        if settings.snapshot is None:
+        if self._settings.snapshot is None:
             raise EmulatorError("there is no snapshot to load")
-        with Console(self._ports.console, settings.load_s) as console:
-            console.ask(f"avd snapshot load {settings.snapshot}")
-        wait_until_online(self._server, self.serial, self, settings.load_s)
+        self._server.console(self.serial, f"avd snapshot load {self._settings.snapshot}", LOAD_S)
+        wait_until_online(self._server, self.serial, self, LOAD_S)
 
     def _launch(self, read_only: bool) -> None:
         self._log.unlink(missing_ok=True)
@@ -138,3 +140,104 @@ class AvdInstance:
             "ANDROID_AVD_HOME": str(self._avd.home),
             "ANDROID_ADB_SERVER_PORT": _NO_SERVER,
         }
+
+
+class AttachedDevice:
+    """It is used as it is found: there is no snapshot, so ``reset_commands`` and tasks must undo what episodes do."""
+
+    def __init__(self, settings: AndroidOptions, serial: str, server: AdbServer) -> None:
+        self.serial = serial
+        self.near = serial.rpartition(":")[0] in ("127.0.0.1", "localhost")
+        self._settings, self._server = settings, server
+        self._said = ""
+
+    def start(self) -> None:
+        """Raises EmulatorError or SettingsError with the remedy when it cannot be used."""
+        self.renew()
+
+    def renew(self) -> None:
+        self.wait(self._settings.boot_s)
+
+    def wait(self, limit_s: float) -> None:
+        try:
+            wait_until_online(self._server, self.serial, self, limit_s)
+        except EmulatorError as error:
+            said = f"; adb said: {self._said}" if self._said else ""
+            raise EmulatorError(f"{error}{said}") from error
+
+    def stop(self) -> None:
+        """It keeps running."""
+
+    def check(self) -> None:
+        """Nothing is known but what adb says."""
+
+    def attach(self, again: bool) -> None:
+        """On USB the server finds it by itself."""
+        try:
+            if ":" in self.serial:
+                if again:
+                    self._server.disconnect(self.serial)
+                self._said = self._server.connect(self.serial)
+            elif again:
+                self._server.reconnect(self.serial)
+        except EmulatorError as error:
+            self._said = str(error)  # told of if the device has not come when the wait is over
+
+
+Source = AvdInstance | AttachedDevice
+
+_LOOK_AGAIN_S = 0.1
+_PATIENCE_S = 5.0
+"""So long may a device be offline, or ask for permission, before something is done about it: both happen in passing."""
+_PROBE_LIMIT_S = 5.0
+_READY, _BOOTING, _SILENT = "ready", "booting", "silent"
+
+
+def wait_until_online(server: AdbServer, serial: str, source: Source, limit_s: float) -> None:
+    """Until adb shows the device and Android says ``sys.boot_completed``.
+
+    Raises SettingsError when the device does not trust this machine, EmulatorError after ``limit_s``.
+    """
+    deadline = time.monotonic() + limit_s
+    state, since = "", time.monotonic()
+    while time.monotonic() < deadline:
+        source.check()
+        now = _state(server, serial)
+        if now == _READY:
+            return
+        if now != state:
+            state, since = now, time.monotonic()
+        overdue = time.monotonic() - since > _PATIENCE_S
+        if overdue and state in ("unauthorized", "authorizing"):
+            raise SettingsError(_UNAUTHORIZED.format(serial=serial))
+        if state == "absent" or (overdue and state in ("offline", _SILENT)):
+            source.attach(again=state != "absent")
+            since = time.monotonic()
+        time.sleep(_LOOK_AGAIN_S)
+    raise EmulatorError(f"{serial} is not ready after {limit_s:g} s: {_WHY.get(state, f'adb calls it {state!r}')}")
+
+
+def _state(server: AdbServer, serial: str) -> str:
+    """What adb calls the device; where that is ``device``, what Android says of itself."""
+    state = server.states().get(serial, "absent")
+    if state != "device":
+        return state
+    try:
+        with adb_errors(serial, "answer"):
+            said = server.device(serial).shell("getprop sys.boot_completed", timeout=_PROBE_LIMIT_S)
+    except EmulatorError:
+        return _SILENT  # in passing, while it boots or loads a snapshot; the caller's limit holds
+    return _READY if str(said).strip() == "1" else _BOOTING
+
+
+_UNAUTHORIZED = (
+    "{serial} is unauthorized: it does not trust the adb key of this machine; unlock it and accept the question on its "
+    "screen, or start the emulator with -skip-adb-auth, or put ~/.android/adbkey of a trusted machine here"
+)
+_WHY = {
+    _BOOTING: "adb reaches it, but Android has not finished booting (emulator.boot_s is how long it may take)",
+    _SILENT: "adb shows it, but its shell does not answer; restart the device",
+    "offline": "adb calls it offline: adbd on the device does not answer; restart the device, or its adb by "
+    "`adb reconnect`; an emulator of this name may also have been taken by another adb server of this machine",
+    "absent": "adb does not see it; is it switched on, and its network address or cable right (`adb devices`)?",
+}

@@ -1,10 +1,11 @@
-"""Book-keeping of one iteration's collection: results per worker, and where slot-seconds went."""
+"""Book-keeping of collections: results per worker, and where slot-seconds went."""
 
 from __future__ import annotations
 
 import math
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 
 from digirl_dist.collection import CollectionResult, WorkerResult
 from digirl_dist.tasks import Key, Round
@@ -97,3 +98,77 @@ class IterationStats:
         for worker, begun, ended in self._episodes:
             busy_s[worker] += max(0.0, min(ended, start) - max(begun, self.started_at))
         return sum(min(busy_s[worker], count * window_s) for worker, count in slots.items()) / whole_s
+
+
+_WAITING = ("push", "barrier", "update", "closed")
+
+
+@dataclass
+class _Sheet:
+    slots: int
+    until: float
+    unbooked: float = 0.0
+    """Slot-seconds up to ``until`` that are not booked: those of episodes under way come when these are over."""
+    was_away: bool = False
+
+    def go_on(self, now: float) -> None:
+        self.unbooked += self.slots * (now - self.until)
+        self.until = now
+
+
+class SlotTimeLedger:
+    """Adds up what worker programs say of their slots' time, and what nobody can tell because a worker was lost.
+
+    ``clock`` gives monotonic seconds.
+    """
+
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
+        self._sheets: dict[str, _Sheet] = {}
+
+    def joined(self, worker: str, slots: int) -> None:
+        """Begins the account of a worker, or goes on with it."""
+        sheet = self._sheets.setdefault(worker, _Sheet(slots, self._clock()))
+        sheet.go_on(self._clock())
+        sheet.slots = slots
+
+    def lost(self, worker: str) -> None:
+        """Notes that seconds may be missing until the worker reports them again."""
+        if worker in self._sheets:
+            self._sheets[worker].was_away = True
+
+    def left(self, worker: str) -> None:
+        """Closes the account of a worker that was let go."""
+        self._sheets.pop(worker, None)
+
+    def book(self, worker: str, told: Mapping[str, float] | None = None) -> dict[str, float]:
+        """Returns the worker's slot-seconds by activity since the last call; ``told`` is None while it is away.
+
+        They are never more than slots × wall-clock: what is too much passed without a link, and was booked as that, or
+        before this host began. Once the worker was lost they are as many: what is missing was ``away``.
+        """
+        sheet = self._sheets.get(worker)
+        if sheet is None:
+            return dict(told or {})
+        sheet.go_on(self._clock())
+        booked = _reduced(told or {}, sheet.unbooked)
+        if sheet.was_away:
+            missing = sheet.unbooked - sum(booked.values())
+            booked |= {"away": missing} if missing > 0 else {}
+            sheet.was_away = told is None
+        sheet.unbooked = max(0.0, sheet.unbooked - sum(booked.values()))
+        return booked
+
+
+def _reduced(told: Mapping[str, float], whole: float) -> dict[str, float]:
+    """Returns ``told`` without what exceeds ``whole``: first waits, which is what slots without a host come to."""
+    waits = {name: told[name] for name in _WAITING if name in told}
+    others = {name: seconds for name, seconds in told.items() if name not in waits}
+    waits = _scaled(waits, max(0.0, whole - sum(others.values())))
+    return {**_scaled(others, whole), **waits}
+
+
+def _scaled(seconds: Mapping[str, float], most: float) -> dict[str, float]:
+    """Returns ``seconds``, reduced in proportion if they are more than ``most`` together."""
+    total = sum(seconds.values())
+    return {name: each * min(1.0, most / total) for name, each in seconds.items()} if total > 0 < most else {}
