@@ -123,11 +123,11 @@ def _report(options: argparse.Namespace) -> int:
 
     folder = existing_run(options.run).resolve()
     with shown("write the report", sys.stderr):
-        from digirl_dist.report.bundle import write_report
+        from digirl_dist.report.bundle import PAGE_BYTES, write_report
         from digirl_dist.report.viewed import ViewedRun
 
         try:
-            write_report(ViewedRun(folder))
+            write_report(ViewedRun(folder, most_bytes=PAGE_BYTES))
         except OSError as error:
             raise RunFolderError(f"{folder / 'report.html'} cannot be written: {error.strerror}") from error
     print(printable(str(folder / "report.html")))

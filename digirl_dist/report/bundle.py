@@ -30,6 +30,8 @@ STATIC = files("digirl_dist.report").joinpath("static")
 
 _EPISODES = 60
 """Episodes of each run whose steps and pictures are in a file of runs; the list has all of them."""
+PAGE_BYTES = 1 << 22
+"""Of the newest lines of metrics, measurements and events of a run, which are decoded at once."""
 _NEWEST, _NEWEST_ROWS = 12, 20_000
 """Episodes whose steps and pictures are in a report, and those in its list."""
 
@@ -51,7 +53,7 @@ def write_bundle(folders: Sequence[Path], path: Path) -> Path:
     if path.suffix not in (".html", ".zip"):
         raise SettingsError(f"--bundle {path}: the file ends in .html or .zip")
     refuse_unwritable("--bundle", path, PathUse.file)
-    page = _page({name: _answers(run, _evenly) for name, run in named(folders).items()})
+    page = _page({name: _answers(run, _evenly) for name, run in named(folders, most_bytes=PAGE_BYTES).items()})
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         if path.suffix == ".zip":

@@ -9,7 +9,7 @@ from dataclasses import asdict, replace
 from digirl_dist.collection import CollectionResult
 from digirl_dist.emulator.starts import unlike_starts
 from digirl_dist.errors import DigirlDistError
-from digirl_dist.report.bundle import write_report
+from digirl_dist.report.bundle import PAGE_BYTES, write_report
 from digirl_dist.report.follower import Followers
 from digirl_dist.report.media import Media
 from digirl_dist.report.metrics import (
@@ -35,8 +35,6 @@ from digirl_dist.trainer import Update
 _PAGE_EVERY_S = 30.0
 _PAGE_PAUSE = 50.0
 """The page is of all iterations, so it takes longer with each: pauses are at least so many times as long."""
-_PAGE_BYTES = 1 << 24
-"""Of the newest lines of metrics, measurements and events, which are on the page."""
 
 
 class Report:
@@ -172,7 +170,7 @@ class Report:
     def _write_page(self) -> None:
         started = time.monotonic()
         try:
-            self._viewed = self._viewed or ViewedRun(self._folder.root, most_bytes=_PAGE_BYTES)
+            self._viewed = self._viewed or ViewedRun(self._folder.root, most_bytes=PAGE_BYTES)
             write_report(self._viewed)
         except (OSError, DigirlDistError) as error:  # not worth waiting for: the page is written again soon
             self._progress.say(f"report.html cannot be written: {getattr(error, 'strerror', None) or error}")

@@ -138,10 +138,10 @@ class ViewedRun:
             return self._recent[key]
 
 
-def named(folders: Sequence[Path], trust: bool = False) -> dict[str, ViewedRun]:
+def named(folders: Sequence[Path], trust: bool = False, most_bytes: int = _LINE_BYTES) -> dict[str, ViewedRun]:
     """Returns run folders by names that tell them apart."""
     found: dict[str, ViewedRun] = {}
-    share = min(_LINE_BYTES, _ALL_LINE_BYTES // max(1, len(folders)))
+    share = min(most_bytes, _ALL_LINE_BYTES // max(1, len(folders)))
     for folder in folders:
         first = name = _name(folder)
         number = 2
