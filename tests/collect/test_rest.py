@@ -62,6 +62,7 @@ class Site:
         fleet: Any = self.fleet
         self.events = Events(folder / "events.jsonl")
         self.status = Status(folder / "status.json")
+        self.status.write()  # a reader may come before the first turn
         store = Store(folder / "trajectories")
         self.collector = FleetCollector(
             fleet, LimitSettings(), DispatchRules(), Closing(), store, self.events, self.status

@@ -105,7 +105,7 @@ def test_a_fleet_refuses_settings_that_it_does_not_read(key: str, said: str) -> 
 def test_what_only_ranks_read_is_refused_by_a_host_and_the_other_way_round(capsys: pytest.CaptureFixture[str]) -> None:
     said = "distributed.steps is read by python -m digirl_dist.train alone: leave it out"
     with pytest.raises(SettingsError, match=said):
-        run_configuration((HERE, "host", ("dry_run=true", "distributed.steps=5")))
+        run_configuration(configuration.Source(HERE, "host", ("dry_run=true", "distributed.steps=5")))
     with pytest.raises(SettingsError, match=said):
         train(dry_run=True, distributed={"steps": 5})
     assert train_on_ranks(["rollout_size=8"]) == 2

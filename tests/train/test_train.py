@@ -219,7 +219,7 @@ def test_b10_launches_that_cannot_work_are_refused_with_the_fix(capsys: pytest.C
         ("success=judge", "the emulator's own verdicts; use run.py for success=judge"),
         ("task_mode=evaluate", "measure and collect with run.py"),
         ("parallel=worker", "measure and collect with run.py"),
-        ("trainer=torchrun", "start ranks with emulators by torchrun"),
+        ("trainer=torchrun", "are started by torchrun themselves"),
         ("train_algorithm=grpo trainer.replay_size=31", "no group would ever be complete"),
         ("worker_ips=[10.0.0.2]", "worker_ips is read by run.py alone"),
         ("dry_run=true", "dry_run is read by run.py alone"),

@@ -163,4 +163,4 @@ def test_b10_torchrun_within_a_launch_of_another_number_of_ranks_is_refused() ->
 @pytest.mark.unit
 def test_ranks_with_emulators_refuse_to_shard(capsys: pytest.CaptureFixture[str]) -> None:
     assert train_with_ranks(["trainer=torchrun", "trainer.shard=true"]) == 2
-    assert "start ranks with emulators by torchrun" in capsys.readouterr().err
+    assert "are started by torchrun themselves; leave trainer=torchrun out" in capsys.readouterr().err
