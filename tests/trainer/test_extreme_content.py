@@ -155,9 +155,9 @@ def test_no_content_of_one_worker_ends_a_run_or_its_next_start(name: str, lie: s
     def trainer() -> InProcessTrainer:
         return InProcessTrainer(Forgetful, ALL[name], Checkpoints(tmp_path / "checkpoints"), 60, 4)
 
-    updates = learn(trainer(), tmp_path, [lied(0, LIES[lie]), lied(1, LIES[lie], times=20)])
-    check(updates, tmp_path, [0, 1])
-    check(learn(trainer(), tmp_path, [honest(2)]), tmp_path, [2])
+    collected = [lied(0, LIES[lie]), lied(1, LIES[lie], times=20)]
+    check(learn(trainer(), tmp_path, collected), tmp_path, [0, 1])
+    check(learn(trainer(), tmp_path, [*collected, honest(2)]), tmp_path, [2])
 
 
 @pytest.mark.system
