@@ -6,6 +6,7 @@ contradiction is refused before torch is loaded.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from enum import Enum
 from importlib.util import find_spec
 
@@ -123,7 +124,9 @@ def _refuse_measurement(settings: Settings, device: Device) -> None:
         )
     newest = Checkpoints(run_root(settings) / "checkpoints").newest()
     folder = run_root(settings) / "evaluation" / f"{newest.iteration if newest else 0:06d}"
-    refuse_other_measurement(folder, measured(as_mapping(settings), device.tasks))
+    usual = replace(Settings(), agent=type(settings.agent)(), emulator=type(settings.emulator)())
+    now, before = (measured(as_mapping(each), device.tasks) for each in (settings, usual))
+    refuse_other_measurement(folder, now, before)
 
 
 def _refuse_memory(settings: Settings, device: Device) -> None:

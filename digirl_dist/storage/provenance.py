@@ -85,7 +85,7 @@ def measured(configuration: Mapping[str, Json], tasks: Sequence[Task]) -> Mappin
     return noted
 
 
-def refuse_other_measurement(folder: Path, now: Mapping[str, Json]) -> None:
+def refuse_other_measurement(folder: Path, now: Mapping[str, Json], usual: Mapping[str, Json]) -> None:
     """Raises SettingsError, with both values, if the episodes in ``folder`` measure something else than ``now``.
 
     Without that, a measurement on another split would find the episodes of the first, and report those. A key that the
@@ -95,7 +95,7 @@ def refuse_other_measurement(folder: Path, now: Mapping[str, Json]) -> None:
     if not path.exists():
         return
     try:
-        before = json.loads(regular_file.content(path))
+        before = {**usual, **json.loads(regular_file.content(path))}
         key = next((key for key, value in now.items() if before.get(key, value) != value), None)
     except (OSError, ValueError, TypeError, RecursionError) as error:
         raise RunFolderError(f"{path} is damaged; rename {folder}, and the checkpoint is measured anew") from error

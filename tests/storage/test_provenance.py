@@ -165,20 +165,20 @@ def measured(*overrides: str, tasks: Sequence[Task] = ()) -> Mapping[str, Json]:
 )
 def test_episodes_that_measure_a_checkpoint_are_not_taken_for_others(tmp_path: Path, word: str, before: str) -> None:
     folder = tmp_path / "evaluation" / "000003"
-    provenance.refuse_other_measurement(folder, measured())
+    provenance.refuse_other_measurement(folder, measured(), {})
     assert not folder.exists(), "what is refused or not writes nothing"
     provenance.note_measurement(folder, measured())
-    provenance.refuse_other_measurement(folder, measured("bsize=7", "eval_iterations=3"))  # may differ
+    provenance.refuse_other_measurement(folder, measured("bsize=7", "eval_iterations=3"), {})  # may differ
     with pytest.raises(SettingsError, match=re.escape(f"{word}, but {folder} measures this checkpoint with {before} ")):
-        provenance.refuse_other_measurement(folder, measured(word))
+        provenance.refuse_other_measurement(folder, measured(word), {})
     folder.rename(folder.with_name("test-split"))
-    provenance.refuse_other_measurement(folder, measured(word))
+    provenance.refuse_other_measurement(folder, measured(word), {})
 
 
 def test_episodes_of_a_file_of_tasks_that_has_changed_since_measure_nothing(tmp_path: Path) -> None:
     provenance.note_measurement(tmp_path, measured(tasks=[Task("a")]))
     with pytest.raises(SettingsError, match=r"tasks=1 with digest \w+, but .* with tasks=1 with digest \w+ ->"):
-        provenance.refuse_other_measurement(tmp_path, measured(tasks=[Task("b")]))
+        provenance.refuse_other_measurement(tmp_path, measured(tasks=[Task("b")]), {})
 
 
 def test_checks_of_a_measurement_ignore_a_key_that_the_note_lacks_and_one_that_went(tmp_path: Path) -> None:
@@ -187,10 +187,10 @@ def test_checks_of_a_measurement_ignore_a_key_that_the_note_lacks_and_one_that_w
     noted = json.loads(path.read_text())
     del noted["max_steps"]
     path.write_text(json.dumps({**noted, "emulator.gone": 3}))
-    provenance.refuse_other_measurement(tmp_path, measured("max_steps=3"))
+    provenance.refuse_other_measurement(tmp_path, measured("max_steps=3"), {})
 
 
 def test_a_damaged_note_of_a_measurement_is_named(tmp_path: Path) -> None:
     (tmp_path / "measurement.json").write_text("[1")
     with pytest.raises(RunFolderError, match=r"measurement\.json is damaged; rename"):
-        provenance.refuse_other_measurement(tmp_path, measured())
+        provenance.refuse_other_measurement(tmp_path, measured(), {})
