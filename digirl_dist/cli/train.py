@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import importlib
 import json
 import os
 import shlex
@@ -216,6 +217,7 @@ def _run_as(rank: Rank | None, source: Source, watched: bool) -> int:
         if not starts_ranks(settings, rank):
             progress.status.host("load torch and the parts of the run")
             with interruptions_wait():
+                importlib.import_module("torch")
                 from digirl_dist.assembly import run as assembled
 
             assembled.run(settings, source if watched else None, progress)

@@ -76,7 +76,7 @@ def test_a_hub_snapshots_links_and_those_within_a_folder_are_followed_and_others
 def test_a_pipe_holes_and_300000_names_are_refused_at_once(tmp_path: Path) -> None:
     tensors = {"w": ["0" * 32, "float32", [1]]}
     manifest, weights = tmp_path / "manifest.json", tmp_path / "policy.safetensors"
-    manifest.write_text(json.dumps({"iteration": 0, "tensors": tensors}))
+    manifest.write_text(json.dumps({"iteration": 0, "tensors": tensors, "files": {}, "policy": {}}))
     os.mkfifo(weights)
     with pytest.raises(CheckpointError, match="no regular file"):
         read_checkpoint(tmp_path).state()
@@ -90,7 +90,8 @@ def test_a_pipe_holes_and_300000_names_are_refused_at_once(tmp_path: Path) -> No
     weights.write_bytes(len(header).to_bytes(8, "little") + header)
     with pytest.raises(CheckpointError, match="30,000 tensors, more than 20,000"):
         read_checkpoint(tmp_path).state()
-    manifest.write_text(json.dumps({"iteration": 0, "tensors": {f"t{n}": tensors["w"] for n in range(30_000)}}))
+    many = {f"t{n}": tensors["w"] for n in range(30_000)}
+    manifest.write_text(json.dumps({"iteration": 0, "tensors": many, "files": {}, "policy": {}}))
     with pytest.raises(CheckpointError, match="30,000 tensors, more than 20,000"):
         read_checkpoint(tmp_path)
 
