@@ -90,13 +90,13 @@ def connect(address: str | None, limit_s: float, working_dir: str | None = None,
     ``working_dir`` travel to the nodes when the program joins. Raises ClusterError naming a cluster that cannot be used
     or does not answer within ``limit_s``.
     """
-    place = _place(address, or_start)
     folder = None if working_dir is None else _folder(working_dir)
     global _mine
     with _lock:
         if _import_ray().is_initialized():
-            _refuse_another(place if address else None, folder)
+            _refuse_another(None if address is None else _place(address, or_start), folder)
         else:
+            place = _place(address, or_start)
             if _mine is not None:  # the user's program has called ray.shutdown()
                 _mine.forget()
             _mine = None
