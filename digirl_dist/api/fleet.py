@@ -3,30 +3,36 @@
 from __future__ import annotations
 
 import atexit
+import concurrent.futures
+import math
 import os
 import shutil
 import tempfile
 import threading
+import time
 import weakref
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import asdict, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from digirl_dist.agent import contract
 from digirl_dist.api import arguments
 from digirl_dist.api.episodes import Episodes
+from digirl_dist.api.rollouts import Act, FunctionAgent, Group, Rollouts
 from digirl_dist.api.training import compose
-from digirl_dist.errors import CollectionError, IncompleteError, SettingsError
+from digirl_dist.collect.stream import Lost, Request, Rollout
+from digirl_dist.errors import IncompleteError, SettingsError
 from digirl_dist.settings.nearest import nearest
 from digirl_dist.settings.safe_yaml import read_mapping
 from digirl_dist.storage.episode_index import summarise
-from digirl_dist.tasks import Plan, Task, Ticket
+from digirl_dist.tasks import SEEDS, Plan, Share, Task
 from digirl_dist.trajectory import Trajectory
 from digirl_dist.types import Closeable, Json
 
 if TYPE_CHECKING:
+    from digirl_dist.agent import Agent
     from digirl_dist.api.policy import Policy
     from digirl_dist.assembly.collector import OpenFleet
     from digirl_dist.settings import Settings
@@ -35,6 +41,8 @@ if TYPE_CHECKING:
 
 _MOST_EPISODES = 10**6
 """All tickets of a round are in memory."""
+_SHOWN = 5
+_LARGEST_SEED = 2**31 - 1
 _MEASURES = {"task_mode": "evaluate"}
 """Nothing is learned, so every episode is awaited."""
 _OF_LEARNING = (
@@ -94,7 +102,7 @@ class Fleet(Closeable):
             self._stack.callback(shutil.rmtree, self._folder, ignore_errors=True)
         self._started: OpenFleet | None = None
         self._sent: tuple[Policy, Checkpoint] | None = None
-        self._rounds = 0
+        self._rollouts: Rollouts | None = None
         self._collecting = threading.Lock()
         self._sending = threading.Lock()
         self._is_closed = False
@@ -126,8 +134,86 @@ class Fleet(Closeable):
 
     def push(self, policy: Policy) -> None:
         """Starts to send the policy to the workers, so that the next ``collect`` with it need not wait."""
-        fleet, checkpoint = self._send(policy)
-        fleet.push(checkpoint)
+        self.update(policy)
+
+    def update(self, act: Policy | Act, version: int | None = None) -> int:
+        """Has all episodes that begin from now on act with this policy; returns its version.
+
+        ``version`` is your own number for it, larger than those before; without it, the next one. Raises SettingsError
+        for another agent than that of the policy before.
+        """
+        rollouts, checkpoint = self._send(act, version, is_update=True)
+        rollouts.act_with(checkpoint)
+        return checkpoint.iteration
+
+    def submit(
+        self,
+        task: str | Task,
+        *,
+        act: Policy | Act | None = None,
+        seed: int | None = None,
+        share: Share = "train",
+        group: str | None = None,
+        key: str | None = None,
+        deadline_s: float = math.inf,
+    ) -> Rollout:
+        """Asks for one episode of the task; returns a future of it, which can be awaited.
+
+        Its result is an ``Episode``, or ``Lost``, which says what it was lost to: ``infrastructure``, ``environment``,
+        ``agent``, or ``cancelled``. Episodes that are lost run again, on other machines, before they count as lost.
+
+        Args:
+            act: the policy, if it is not the one of the call before: a ``Policy``, whose weights go to the workers, or
+                a function of this process that returns a decision (or an action) for each of a list of observations.
+            seed: how the emulator starts; None draws one of the ``share``, the same for all of a ``group``.
+            key: your own name for the rollout, which is durable in ``save_path``. Who asks for the same key again,
+                also in another process after a crash, gets the same episode; one that was lost runs again.
+            deadline_s: seconds after which it is cancelled.
+
+        Raises SettingsError for an unknown task, or for a key that was asked for with another task or start.
+        """
+        rollouts, checkpoint = self._send(act)
+        start = self._start_of(rollouts, seed, share, group or key)
+        request = Request(self._task(task), start, key, time.monotonic() + deadline_s)
+        return rollouts.ask(checkpoint, [request])[0]
+
+    def stream(
+        self,
+        tasks: Iterable[str | Task],
+        *,
+        act: Policy | Act | None = None,
+        group_size: int = 1,
+        ahead: int = 1,
+        share: Share = "train",
+        key: str | None = None,
+    ) -> Iterator[Group]:
+        """Yields, as they are complete, the episodes of each task: ``group_size`` that start alike.
+
+        ``tasks`` may be endless. New groups begin as long as those under way and those that were not taken yet have no
+        more rollouts than ``ahead`` + 1 times the slots, so the machines work while you learn; ``update`` changes the
+        policy for those that begin afterwards. With a ``key``, rollout n of group g has the key ``KEY/g/n`` (see
+        ``submit``). A group tells what is ``missing``, and why.
+        """
+        size = arguments.whole("group_size", group_size, 1, _MOST_EPISODES)
+        room = arguments.whole("ahead", ahead, 0, _MOST_EPISODES)
+        rollouts, checkpoint = self._send(act)
+
+        def ask(number: int, task: Task) -> list[Rollout]:
+            label = None if key is None else f"{key}/{number}"
+            seed = self._start_of(rollouts, None, share, label)
+            names = [None if label is None else f"{label}/{member}" for member in range(size)]
+            return rollouts.ask(checkpoint, [Request(task, seed, name) for name in names])
+
+        return rollouts.groups(map(self._task, tasks), ask, room)
+
+    def as_completed(self, rollouts: Iterable[Rollout]) -> Iterator[Rollout]:
+        """Yields the rollouts as they are over: landed, or lost."""
+        return cast("Iterator[Rollout]", concurrent.futures.as_completed(rollouts))
+
+    def acknowledge(self, keys: Iterable[str]) -> None:
+        """Forgets these keys. Their episodes stay in ``save_path``; who asks for one again gets a new one."""
+        if self._rollouts is not None:
+            self._rollouts.acknowledge(keys)
 
     def collect(
         self,
@@ -149,19 +235,19 @@ class Fleet(Closeable):
         chosen = self._chosen(tasks)
         count = len(chosen) if episodes is None else arguments.whole("episodes", episodes, 1, _MOST_EPISODES)
         plan = Plan(chosen, count, arguments.whole("seed", seed, 0), "sequential", share="test")
+        requests = [Request(ticket.task, ticket.seed) for ticket in plan.tickets(0, 0)]
         with self._collecting:
-            fleet, checkpoint = self._send(policy)
-            tickets = [replace(one, iteration=self._rounds) for one in plan.tickets(0, checkpoint.iteration)]
-            self._rounds += 1  # also if this fails: what it began must not land in the next one
+            rollouts, checkpoint = self._send(policy)
+            asked = rollouts.ask(checkpoint, requests, as_page=True)
             try:
-                result = fleet.collector.collect(checkpoint, tickets)
-            except CollectionError as error:
-                raise IncompleteError(str(error), _landed(fleet, tickets)) from error
-            fleet.context.store.append(result)
-        found = _episodes(result.trajectories)
-        if result.set_aside:
-            missing = "\n  ".join(result.set_aside)
-            raise IncompleteError(f"{len(found)} of {count} episodes were collected; missing:\n  {missing}", found)
+                results = [rollout.result() for rollout in asked]
+            except BaseException:  # such as Ctrl-C
+                for rollout in asked:
+                    rollout.cancel()
+                raise
+        found = _episodes([one for one in results if not isinstance(one, Lost)])
+        if missing := [(one, why) for one, why in zip(asked, results, strict=True) if isinstance(why, Lost)]:
+            raise IncompleteError(f"{len(found)} of {count} episodes were collected; {_told(missing)}", found)
         return found
 
     def status(self) -> dict[str, dict[str, Json]]:
@@ -181,44 +267,83 @@ class Fleet(Closeable):
         if self._process == os.getpid():
             self._stack.close()
 
-    def _send(self, policy: Policy) -> tuple[OpenFleet, Checkpoint]:
-        """Returns the fleet and the policy as one of its checkpoints; of threads at once the first one starts it."""
+    @staticmethod
+    def _start_of(rollouts: Rollouts, seed: int | None, share: Share, label: str | None) -> int:
+        if share not in SEEDS:
+            raise SettingsError(f"share={share!r:.80} is none of {', '.join(SEEDS)}")
+        return rollouts.seed(share, label) if seed is None else arguments.whole("seed", seed, 0, _LARGEST_SEED)
+
+    def _send(
+        self, act: Policy | Act | None, version: int | None = None, is_update: bool = False
+    ) -> tuple[Rollouts, Checkpoint]:
+        """Returns the fleet's rollouts and the policy as one of its checkpoints; None is the policy before.
+
+        Of threads at once the first one starts the fleet.
+        """
         with self._sending:
-            return self._start(policy), self._checkpoint(policy)
+            if act is None and self._sent is None:
+                raise SettingsError("who acts? The first call names it: act=Run(...).policy(), or a function")
+            policy = self._sent[0] if act is None and self._sent else self._policy(act)
+            self._start(policy)
+            assert self._rollouts is not None
+            changes = is_update and type(policy.agent) is FunctionAgent  # whose weights nobody sees
+            return self._rollouts, self._checkpoint(policy, version, changes)
+
+    def _policy(self, act: Any) -> Policy:
+        """Returns a policy as it is, or one that is a function of this process."""
+        from digirl_dist.api.policy import Policy
+
+        if isinstance(act, Policy) or not callable(act):
+            arguments.of_kind("policy", act, Policy, "a Policy, such as Run(...).policy(), or a function")
+            return cast(Policy, act)
+        if self._sent is not None and isinstance(agent := cast(Any, self._sent[0].agent), FunctionAgent):
+            agent.function = act
+            return self._sent[0]
+        made = FunctionAgent(act)
+        return Policy(lambda: cast("Agent", made))
 
     def _start(self, policy: Policy) -> OpenFleet:
-        from digirl_dist.api.policy import Policy
         from digirl_dist.assembly.collector import open_fleet
         from digirl_dist.assembly.parts import build_device
         from digirl_dist.assembly.validate import Command, refuse_before_start
+        from digirl_dist.settings import Inference
 
-        arguments.of_kind("policy", policy, Policy, "a Policy, such as Run(...).policy()")
         if self._is_closed:
             raise SettingsError("this fleet is closed: open another one")
         if self._process != os.getpid():
             raise SettingsError(f"this fleet is that of process {self._process}, the parent: open another one here")
         if self._started is None:
             settings = _acted_by(policy, self._settings)
+            acts_here = type(policy.agent) is FunctionAgent
+            if acts_here:
+                settings = replace(settings, inference=Inference.host)
             refuse_before_start(settings, None, Command.fleet)
             device = build_device(settings, settings.emulator)  # as this agent uses it
-            self._started = open_fleet(settings, device, policy.factory, self._folder, self._stack)
-            self._rounds = self._first_round(self._folder)
+            first = self._first_round(self._folder)
+            self._started = open_fleet(settings, device, policy.factory, self._folder, self._stack, acts_here)
+            self._rollouts = Rollouts(self._started, first)
+            self._stack.callback(self._rollouts.close)
         return self._started
 
-    def _checkpoint(self, policy: Policy) -> Checkpoint:
-        """The policy as it is now, under a version of the fleet's own: the number of policies before it."""
+    def _checkpoint(self, policy: Policy, wanted: int | None = None, changes: bool = False) -> Checkpoint:
+        """The policy as it is now, under the version that is ``wanted``, or the number of policies before it."""
         from digirl_dist.storage.checkpoint import Checkpoints, describe
 
         state = {name: tensor.detach().cpu() for name, tensor in contract.state_of(policy.agent).items()}
         weights = describe(state)
-        if self._sent is None or self._sent[0] is not policy or self._sent[1].tensors != weights:
+        is_new = self._sent is None or self._sent[0] is not policy or self._sent[1].tensors != weights
+        if changes or is_new or self._sent is None or wanted not in (None, self._sent[1].iteration):
             checkpoints = Checkpoints(self._folder / "checkpoints", keep=3, policy=policy.described)
             newest = checkpoints.newest()
             if newest is not None and _shapes(newest.tensors) != _shapes(weights):
                 raise SettingsError("this fleet runs another agent; open a second Fleet for this policy")
-            version = 0 if newest is None else newest.iteration + 1
+            least = 0 if newest is None else newest.iteration + 1
+            version = least if wanted is None else arguments.whole("version", wanted, least)
             self._sent = policy, checkpoints.save(version, state, {}, {})
         return self._sent[1]
+
+    def _task(self, task: str | Task) -> Task:
+        return self._chosen([task])[0]
 
     def _chosen(self, tasks: Sequence[str | Task] | None) -> Sequence[Task]:
         from digirl_dist.assembly.parts import refuse_unstorable
@@ -267,12 +392,13 @@ def _episodes(found: Sequence[Trajectory]) -> Episodes:
     return Episodes(summarise(found), found.__getitem__)
 
 
-def _landed(fleet: OpenFleet, tickets: Sequence[Ticket]) -> Episodes:
-    """Returns the episodes of a collection that failed."""
-    if fleet.context.settings.success.value != "environment":
-        return _episodes([])
-    landed = fleet.context.store.landed(tickets[0].round)
-    return _episodes([landed[ticket.key] for ticket in tickets if ticket.key in landed])
+def _told(missing: Sequence[tuple[Rollout, Lost]]) -> str:
+    """Returns what an error says of rollouts without an episode: each reason once."""
+    of: dict[str, list[str]] = {}
+    for rollout, lost in missing:
+        of.setdefault(lost.reason, []).append(f"ticket {rollout.ticket.index} (task {rollout.ticket.task.id})")
+    shown = [f"{', '.join(places[:_SHOWN])}: {reason}" for reason, places in [*of.items()][:_SHOWN]]
+    return "missing:\n  " + "\n  ".join(shown)
 
 
 def _shapes(tensors: Mapping[str, TensorInfo]) -> dict[str, tuple[int, ...]]:

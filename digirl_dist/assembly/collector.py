@@ -19,7 +19,7 @@ from digirl_dist.assembly.parts import (
     placed,
 )
 from digirl_dist.capacity import Machine, pool_size
-from digirl_dist.collect import Collector
+from digirl_dist.collect import Collector, StreamingCollector
 from digirl_dist.collect.around import JudgedCollector, OfflineCollector, OfflineFirst, StoredCollector
 from digirl_dist.collect.iteration import Closing, Terms
 from digirl_dist.collect.leases import LeaseLedger
@@ -64,6 +64,8 @@ class RunContext:
     """The policy version, if that is measured and nothing is learned."""
     source: configuration.Source | None = None
     """Where the settings came from, if workers that are added there while the run goes on shall join it."""
+    acts_here: bool = False
+    """Whether the agent is a function of this process, which acts for all workers."""
     shares: Shares = field(default_factory=Shares)
     """What the workers' episodes have cost; one for all of them."""
 
@@ -87,7 +89,7 @@ def build_collector(context: RunContext, stack: ExitStack) -> Collector:
     return collector
 
 
-def _emulators(context: RunContext, stack: ExitStack) -> Collector:
+def _emulators(context: RunContext, stack: ExitStack) -> StreamingCollector:
     """What runs episodes."""
     if context.settings.parallel is Parallel.host:
         return collector_plugin(context.settings).build(context, stack)
@@ -97,7 +99,7 @@ def _emulators(context: RunContext, stack: ExitStack) -> Collector:
     )
 
 
-def _judged(collector: Collector, context: RunContext) -> Collector:
+def _judged(collector: StreamingCollector, context: RunContext) -> StreamingCollector:
     judge = build_judge(context.settings, context.folder.verdicts, context.events)
     if judge is None:
         return collector
@@ -112,7 +114,7 @@ def inline_collector(
     events: Events,
     status: Status,
     closing: Closing,
-) -> Collector:
+) -> StreamingCollector:
     """Episodes in emulator processes of this machine."""
     from digirl_dist.collect.inline import InlineCollector, InlineJob
 
@@ -122,7 +124,7 @@ def inline_collector(
     return InlineCollector(job, settings.limits.episode_attempts, terms, store, events, status)
 
 
-def fleet_collector(fleet: Fleet[Any], context: RunContext) -> Collector:
+def fleet_collector(fleet: Fleet[Any], context: RunContext) -> StreamingCollector:
     """Episodes on the workers of a fleet."""
     from digirl_dist.collect.dispatch import DispatchRules
     from digirl_dist.collect.fleet_collector import FleetCollector
@@ -270,7 +272,7 @@ def _host_policy(context: RunContext) -> HostPolicy | None:
 
         return build_engine(context, settings.engine)
     log = context.folder.root / "policy.log"
-    return build_host_policy(settings, context.agent, log, context.events, context.status)
+    return build_host_policy(settings, context.agent, log, context.events, context.status, context.acts_here)
 
 
 @dataclass(frozen=True)
@@ -278,8 +280,8 @@ class OpenFleet:
     """A collector with a run folder of its own, for a program that decides itself what is collected."""
 
     context: RunContext
-    collector: Collector
-    emulators: Collector
+    collector: StreamingCollector
+    emulators: StreamingCollector
     """The part of ``collector`` that runs episodes."""
 
     def push(self, checkpoint: Checkpoint) -> None:
@@ -290,7 +292,9 @@ class OpenFleet:
             self.emulators.push(checkpoint)
 
 
-def open_fleet(settings: Settings, device: Device, agent: AgentFactory, root: Path, stack: ExitStack) -> OpenFleet:
+def open_fleet(
+    settings: Settings, device: Device, agent: AgentFactory, root: Path, stack: ExitStack, acts_here: bool = False
+) -> OpenFleet:
     """Starts the fleet; ``stack`` takes everything down again."""
     folder = stack.enter_context(RunFolder(root, configuration.to_yaml(settings)))
     events = folder.open_events()
@@ -300,7 +304,7 @@ def open_fleet(settings: Settings, device: Device, agent: AgentFactory, root: Pa
     plan = Plan(device.tasks, 1, settings.seed)
     store = Store(folder.trajectories)
     store.sweep()
-    context = RunContext(settings, device, agent, plan, folder, store, events, status)
+    context = RunContext(settings, device, agent, plan, folder, store, events, status, acts_here=acts_here)
     emulators = _emulators(context, stack)
     stack.callback(emulators.close)
     return OpenFleet(context, _judged(emulators, context), emulators)

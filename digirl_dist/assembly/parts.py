@@ -196,15 +196,20 @@ def build_algorithm(settings: Settings, device: Device) -> AlgorithmFactory:
 
 
 def build_host_policy(
-    settings: Settings, agent: AgentFactory, log: Path, events: Events, status: Status
+    settings: Settings, agent: AgentFactory, log: Path, events: Events, status: Status, acts_here: bool = False
 ) -> PolicyServer | None:
-    """Returns what acts for all workers; None where each acts itself. ``log`` gets what its process prints."""
+    """Returns what acts for all workers; None where each acts itself. ``log`` gets what its process prints.
+
+    ``acts_here``: in this process, as a function of the caller's must.
+    """
     if settings.inference is Inference.worker:
         return None
-    from digirl_dist.inference.policy_server import Batching, PolicyServer
+    from digirl_dist.inference.policy_server import Batching, InThisProcess, PolicyProcess, PolicyServer
+    from digirl_dist.user_code.packing import pack
 
-    batching = Batching(settings.inference_batch, settings.inference_wait_ms / 1000)
-    return PolicyServer(placed(settings, agent), batching, settings.limits.stuck_s, log, events, status)
+    batching, limit_s = Batching(settings.inference_batch, settings.inference_wait_ms / 1000), settings.limits.stuck_s
+    process = InThisProcess(agent) if acts_here else PolicyProcess(pack(placed(settings, agent)), log, limit_s)
+    return PolicyServer(process, batching, limit_s, events, status)
 
 
 def build_judge(settings: Settings, verdicts: Path, events: Events) -> Judge | None:

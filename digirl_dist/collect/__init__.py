@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from digirl_dist.collection import CollectionResult
 from digirl_dist.storage.checkpoint import Checkpoint
 from digirl_dist.tasks import Ticket
+
+if TYPE_CHECKING:
+    from digirl_dist.collect.stream import Stream
 
 
 class Collector(Protocol):
@@ -33,3 +36,10 @@ class Collector(Protocol):
 
         A ``collect`` that goes on in another thread ends with CollectionError.
         """
+
+
+class StreamingCollector(Collector, Protocol):
+    """A collector that also runs single rollouts."""
+
+    def stream(self, checkpoint: Checkpoint, stream: Stream) -> None:
+        """Runs what the stream is asked for until it is closed. Raises CollectionError if nobody can."""

@@ -10,7 +10,8 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from dataclasses import replace
 
-from digirl_dist.collect import Collector
+from digirl_dist.collect import Collector, StreamingCollector
+from digirl_dist.collect.stream import Lost, Stream
 from digirl_dist.collection import CollectionResult
 from digirl_dist.errors import DigirlDistError, JudgeError
 from digirl_dist.judge import Judge, Verdict
@@ -120,7 +121,9 @@ class JudgedCollector:
     fails, the episodes stay where they landed and are judged when the run is continued.
     """
 
-    def __init__(self, collector: Collector, judge: Judge, store: Store, events: Events, status: Status) -> None:
+    def __init__(
+        self, collector: StreamingCollector, judge: Judge, store: Store, events: Events, status: Status
+    ) -> None:
         self._collector = collector
         self._judge = judge
         self._store = store
@@ -145,6 +148,22 @@ class JudgedCollector:
         result.trajectories = [self._judged(trajectory) for trajectory in result.trajectories]
         result.judging = {**self._judge.take_figures(), "judge_wait_s": round(time.monotonic() - started, 4)}
         return result
+
+    def stream(self, checkpoint: Checkpoint, stream: Stream) -> None:
+        """Delivers each episode with its verdict; without one, it is lost."""
+        stream.judge = self._tell_verdict
+        self._collector.stream(checkpoint, stream)
+
+    def _tell_verdict(self, trajectory: Trajectory, tell: Callable[[Trajectory | Lost], None]) -> None:
+        def settle(verdict: Future[Verdict]) -> None:
+            self._verdicts.pop(trajectory.ticket.key, None)
+            if (error := verdict.exception()) is not None:
+                tell(Lost("infrastructure", str(error)))
+            else:
+                tell(with_verdict(trajectory, verdict.result().success))
+
+        self._consider(trajectory)
+        self._verdicts[trajectory.ticket.key].add_done_callback(settle)
 
     def prefetch(self, checkpoint: Checkpoint, tickets: Sequence[Ticket]) -> None:
         self._collector.prefetch(checkpoint, tickets)

@@ -128,8 +128,10 @@ class Dispatch:
         self._double_at = self._again_at = -math.inf
         self._is_behind = False
 
-    def hand_out(self, version: int) -> None:
+    def hand_out(self, version: int, goes_on: bool = False) -> None:
         """Leases to every able worker what it has slots for, to be run with that policy version.
+
+        ``goes_on``: more tickets will come, so a slow worker does not hold up an end.
 
         Does nothing shortly after the last time, which ``again_in_s`` tells.
         """
@@ -141,7 +143,7 @@ class Dispatch:
         slots = self._slots()
         able = sorted(slots, key=lambda name: self.pace.of(name) or 0.0)
         if self._leases.queued:
-            self._lease_all(able, slots, version)
+            self._lease_all(able, slots, version, goes_on)
         self._again_at = self._clock() + _PAUSE * (self._clock() - now)
         if doubles and not self._leases.queued:
             rooms = {name: room for name in able if (room := slots[name] - self._leases.running(name)) > 0}
@@ -153,9 +155,9 @@ class Dispatch:
         """The seconds until ``hand_out`` does what it has put off; infinite if that is nothing."""
         return max(0.0, self._again_at - self._clock()) if self._is_behind else math.inf
 
-    def _lease_all(self, able: Sequence[str], slots: Mapping[str, int], version: int) -> None:
+    def _lease_all(self, able: Sequence[str], slots: Mapping[str, int], version: int, goes_on: bool) -> None:
         plenty = self._leases.queued > sum(slots.values())
-        start = not any(self._leases.running(name) for name in able)
+        start = goes_on or not any(self._leases.running(name) for name in able)
         drain = self.pace.drain(slots)
         for name in able:
             prefetch = self._rules.prefetch if plenty and not self._reliability.is_suspect(name) else 0

@@ -12,9 +12,10 @@ from typing import Any
 from digirl_dist.collect.accounts import IterationStats
 from digirl_dist.collect.dispatch import Dispatch, DispatchRules
 from digirl_dist.collect.iteration import Closing, Iteration, Terms, later_of
-from digirl_dist.collect.leases import Leases, Ledger, lease_seconds
+from digirl_dist.collect.leases import Leases, Ledger, LossKind, lease_seconds
 from digirl_dist.collect.reliability import Reliability
 from digirl_dist.collect.rest import Rest
+from digirl_dist.collect.stream import Stream
 from digirl_dist.collect.worker_table import WorkerTable
 from digirl_dist.collection import CollectionResult
 from digirl_dist.errors import CollectionError, DigirlDistError, MisconductError, failure_here
@@ -50,6 +51,8 @@ _ACCOUNTS_S = 1.0
 _OVERDUE_EVERY_S = 2.0
 _MOST_SPARES = 8
 """Episodes of one ticket that a worker may have beside the one that is on its way: each of its losses leaves one."""
+_OLD_PAGES = 8
+"""Of a stream; nothing counts in pages before them any more."""
 _TOGETHER = 64
 """Events for which an episode that has landed waits, so that others are flushed with it."""
 
@@ -100,7 +103,14 @@ class FleetCollector:
             for reason in iteration.left_aside:
                 self.table.tell_all("episode_left_aside", reason=reason)
             with iteration:
-                return _Collection(self, checkpoint, iteration).run()
+                _Collection(self, checkpoint, iteration).run()
+                return iteration.close(self.all_stats.pop(iteration.round))
+
+    def stream(self, checkpoint: Checkpoint, stream: Stream) -> None:
+        """Runs what the stream is asked for until it is closed. Raises CollectionError if nobody can."""
+        with self._rest.paused():
+            stream.begin(self.leases, self.fleet.wake)
+            _Collection(self, checkpoint, stream).run()
 
     def push(self, checkpoint: Checkpoint) -> None:
         """Begins to send a checkpoint to the workers, while nothing is collected."""
@@ -136,9 +146,9 @@ class FleetCollector:
 
 
 class _Collection:
-    """One iteration of a fleet, from the first event to the last landed episode."""
+    """A collection under way: one iteration, from the first event to the last landed episode, or a stream."""
 
-    def __init__(self, collector: FleetCollector, checkpoint: Checkpoint, iteration: Iteration) -> None:
+    def __init__(self, collector: FleetCollector, checkpoint: Checkpoint, iteration: Iteration | Stream) -> None:
         self._collector = collector
         self._fleet = collector.fleet
         self._dispatch = collector.dispatch
@@ -146,15 +156,18 @@ class _Collection:
         self._leases = collector.leases
         self._checkpoint = checkpoint
         self._iteration = iteration
-        self._stats = self._stats_of(self._iteration.round)
         self._stats.started_at = self._collector.clock()
         self._asked: set[str] = set()
         self._unflushed: list[tuple[Pulled, bool]] = []
         """Episodes that came, and whether they landed, or had landed before."""
         self._overdue_at = 0.0
 
-    def run(self) -> CollectionResult:
-        number = self._iteration.number
+    @property
+    def _stats(self) -> IterationStats:
+        """Those of the iteration, or of the stream's newest page."""
+        return self._stats_of(self._iteration.round)
+
+    def run(self) -> None:
         self._tell_progress()
         self._table.begin()
         for name, state in self._table.states.items():
@@ -165,10 +178,9 @@ class _Collection:
         while not self._iteration.is_over:
             self._turn(_LOOK_S)
             self._tell_progress()
-            self._table.check_that_somebody_can(number, self._iteration.missing)
+            self._table.check_that_somebody_can(self._iteration.number, self._iteration.missing)
         self._settle_accounts()
         self._collector.status.collected(self._iteration.round)
-        return self._iteration.close(self._collector.all_stats.pop(self._iteration.round))
 
     def _tell_progress(self) -> None:
         iteration = self._iteration
@@ -181,8 +193,10 @@ class _Collection:
                 f"iteration {self._iteration.number}: the collection was ended before it was complete"
             )
         self._take_prefetched()
+        for key in self._iteration.turn():
+            self._dispatch.landed(key)
         self._end_overdue_leases()
-        self._dispatch.hand_out(self._checkpoint.iteration)
+        self._dispatch.hand_out(self._checkpoint.iteration, self._iteration.goes_on > 0)
         self._table.let_go()
         event = self._fleet.next_event(min(timeout_s, self._dispatch.again_in_s))
         if event is not None:
@@ -194,12 +208,14 @@ class _Collection:
         self._make_durable()
 
     def _take_prefetched(self) -> None:
+        newest = self._checkpoint
         while not self._collector.prefetches.empty():  # this is its only reader
             checkpoint, tickets = self._collector.prefetches.get()
-            if checkpoint.iteration > self._checkpoint.iteration:
-                self._checkpoint = checkpoint
-                self._fleet.publish(checkpoint, self._leases.versions())
+            newest = max(newest, checkpoint, key=lambda one: one.iteration)
             self._iteration.begin_later(tickets)
+        if newest is not self._checkpoint:
+            self._checkpoint = newest
+            self._fleet.publish(newest, self._leases.versions())
 
     def _end_overdue_leases(self) -> None:
         """Looks through all leases, and therefore not at every turn."""
@@ -223,9 +239,12 @@ class _Collection:
             self._stats.spent(name, self._table.ledger.book(name))
 
     def _stats_of(self, wanted: Round) -> IterationStats:
-        if wanted not in self._collector.all_stats:
-            self._collector.all_stats[wanted] = IterationStats(wanted, self._collector.clock)
-        return self._collector.all_stats[wanted]
+        known = self._collector.all_stats
+        if wanted not in known:
+            for old in [each for each in known if each.number < self._iteration.number - _OLD_PAGES]:
+                del known[old]
+            known[wanted] = IterationStats(wanted, self._collector.clock)
+        return known[wanted]
 
     def _take_in(self, event: WorkerEvent) -> None:
         if not self._table.is_for_a_known(event):
@@ -282,8 +301,8 @@ class _Collection:
                 self._stats_of(later_of(self._iteration.round, key)).acting(worker, slot)
             case EpisodeReady(manifest):
                 self._ended(worker, manifest)
-            case EpisodeFailed(slot, key, reason):
-                self._retry(worker, slot, key, reason)
+            case EpisodeFailed(slot, key, reason, by):
+                self._retry(worker, slot, key, reason, by=by)
             case SlotSeconds(seconds):
                 self._stats.spent(worker, self._table.ledger.book(worker, seconds))
                 self._asked.discard(worker)
@@ -352,6 +371,7 @@ class _Collection:
                 self._table.landed(pulled)
             self._forget(pulled.worker, pulled.manifest)
         self._unflushed.clear()
+        self._iteration.made_durable()
 
     def _refused(self, worker: str, manifest: EpisodeManifest, reason: str) -> None:
         self._table.tell("episode_refused", worker, episode=manifest.episode_id, reason=reason)
@@ -363,12 +383,20 @@ class _Collection:
         for episode in sorted({manifest.episode_id, *self._collector.spares.pop((worker, manifest.key), ())}):
             self._fleet.workers[worker].forget(episode)
 
-    def _retry(self, worker: str, slot: int | None, key: Key, reason: str, attempt: int | None = None) -> None:
+    def _retry(
+        self,
+        worker: str,
+        slot: int | None,
+        key: Key,
+        reason: str,
+        attempt: int | None = None,
+        by: LossKind = "infrastructure",
+    ) -> None:
         if key not in self._leases.tickets:
             return
         self._stats.worker_result(worker).retried += 1
         self._table.tell("episode_retried", worker, slot=slot, **key.place(), reason=reason)
-        is_set_aside = self._leases.fail(worker, key, reason, self._table.able(), attempt)
+        is_set_aside = self._leases.fail(worker, key, reason, self._table.able(), attempt, by)
         if fault := self._leases.faults.news():
             self._table.tell_all("equal_faults", reason=fault)
         if worker not in self._leases.holders(key):

@@ -16,7 +16,8 @@ from digirl_dist.agent import AgentFactory
 from digirl_dist.capacity import PoolSize
 from digirl_dist.collect.accounts import IterationStats
 from digirl_dist.collect.iteration import Iteration, Terms, later_of
-from digirl_dist.collect.leases import Leases
+from digirl_dist.collect.leases import Leases, LossKind
+from digirl_dist.collect.stream import Stream
 from digirl_dist.collection import CollectionResult
 from digirl_dist.emulator import EmulatorFactory
 from digirl_dist.emulator.episode_guard import EpisodeGuard
@@ -85,12 +86,19 @@ class InlineCollector:
         for reason in iteration.left_aside:
             self._events.emit("episode_left_aside", reason=reason)
         with self._busy, iteration:
-            return self._collect(checkpoint, iteration)
+            self._run(checkpoint, iteration)
+            return iteration.close(self._all_stats.pop(iteration.round))
+
+    def stream(self, checkpoint: Checkpoint, stream: Stream) -> None:
+        """Runs what the stream is asked for until it is closed."""
+        with self._busy:
+            stream.begin(self._leases, lambda: None)
+            self._run(checkpoint, stream)
 
     def prefetch(self, checkpoint: Checkpoint, tickets: Sequence[Ticket]) -> None:
         self._prefetches.put((checkpoint, tickets))
 
-    def _collect(self, checkpoint: Checkpoint, iteration: Iteration) -> CollectionResult:
+    def _run(self, checkpoint: Checkpoint, iteration: Iteration | Stream) -> None:
         stats = self._stats_of(iteration.round)
         stats.started_at = time.monotonic()
         stats.has_slots(NAME, len(self._rollout.slots))
@@ -101,17 +109,18 @@ class InlineCollector:
             if self._closed.is_set():
                 raise CollectionError(f"iteration {iteration.number}: the collection was ended before it was complete")
             self._take_offers(iteration)
+            iteration.turn()
             self._hand_out()
             self._look(iteration)
             for happening in self._rollout.turn(_TURN_S):
                 self._account_for(happening, iteration)
+            iteration.made_durable()
             if not self._rollout.in_service():
                 reasons = "; ".join(f"slot {slot.index}: {slot.reason}" for slot in self._rollout.slots)
                 raise CollectionError(f"no emulator can be run on this machine: {reasons}")
         stats.spent(NAME, self._rollout.spent())
         self._rollout.idle("update")
         self._status.collected(iteration.round)
-        return iteration.close(self._all_stats.pop(iteration.round))
 
     def _act_with(self, checkpoint: Checkpoint) -> None:
         """New episodes use this checkpoint; running ones keep theirs."""
@@ -121,12 +130,15 @@ class InlineCollector:
         self._policies.retire({self._version, *(ticket.policy_version for ticket in self._rollout.held())})
         self._rollout.idle("barrier")
 
-    def _take_offers(self, iteration: Iteration) -> None:
+    def _take_offers(self, iteration: Iteration | Stream) -> None:
+        offered = []
         while not self._prefetches.empty():  # this is its only reader
             checkpoint, tickets = self._prefetches.get()
-            if checkpoint.iteration > self._version:
-                self._act_with(checkpoint)
             iteration.begin_later(tickets)
+            offered.append(checkpoint)
+        newest = max(offered, key=lambda one: one.iteration, default=None)
+        if newest is not None and newest.iteration > self._version:
+            self._act_with(newest)
 
     def _hand_out(self) -> None:
         room = len(self._rollout.slots) - self._leases.running(NAME)
@@ -135,7 +147,7 @@ class InlineCollector:
     def _stats_of(self, wanted: Round) -> IterationStats:
         return self._all_stats.setdefault(wanted, IterationStats(wanted, time.monotonic))
 
-    def _look(self, iteration: Iteration) -> None:
+    def _look(self, iteration: Iteration | Stream) -> None:
         """Updates the status that ``why`` shows."""
         here = self._status.worker(NAME)
         here.doing, here.heard_at = "run episodes", time.monotonic()
@@ -149,15 +161,15 @@ class InlineCollector:
         self._rollout.close()
         self._folder.cleanup()
 
-    def _account_for(self, happening: Happening, iteration: Iteration) -> None:
+    def _account_for(self, happening: Happening, iteration: Iteration | Stream) -> None:
         stats = self._stats_of(iteration.round)
         match happening:
             case Acting(slot, key):
                 self._stats_of(later_of(iteration.round, key)).acting(NAME, slot)
             case SlotChanged(slot, state, reason):
                 self._events.emit("slot", worker=NAME, slot=slot, state=state, reason=reason)
-            case EpisodeFailed(slot, key, reason):
-                self._retry(slot, key, reason, stats)
+            case EpisodeFailed(slot, key, reason, by):
+                self._retry(slot, key, reason, stats, by)
             case Finished(trajectory, started_at, ended_at, _):
                 try:
                     self._guard.check(trajectory, trajectory.ticket, NAME)
@@ -167,15 +179,15 @@ class InlineCollector:
                 else:
                     self._land(trajectory, content, iteration, ended_at - started_at)
 
-    def _retry(self, slot: int, key: Key, reason: str, stats: IterationStats) -> None:
+    def _retry(self, slot: int, key: Key, reason: str, stats: IterationStats, by: LossKind = "environment") -> None:
         stats.worker_result(NAME).retried += 1
         self._events.emit("episode_retried", worker=NAME, slot=slot, **key.place(), reason=reason)
-        if self._leases.fail(NAME, key, reason):
+        if self._leases.fail(NAME, key, reason, kind=by):
             self._events.emit("ticket_set_aside", **self._leases.why_set_aside(key))
         if fault := self._leases.faults.news():
             self._events.emit("equal_faults", reason=fault)
 
-    def _land(self, trajectory: Trajectory, content: bytes, iteration: Iteration, seconds: float) -> None:
+    def _land(self, trajectory: Trajectory, content: bytes, iteration: Iteration | Stream, seconds: float) -> None:
         ticket = trajectory.ticket
         self._stats_of(iteration.round).ended(NAME, seconds, 0.0)
         if iteration.land(trajectory, content):

@@ -54,6 +54,9 @@ class Iteration:
     land where they count.
     """
 
+    goes_on = 0
+    """No more tickets will come."""
+
     def __init__(self, tickets: Sequence[Ticket], leases: Leases, store: Store, terms: Terms, clock: Clock) -> None:
         self.round = tickets[0].round
         self.number = self.round.number
@@ -178,6 +181,13 @@ class Iteration:
             self._landed[key] = trajectory
             self._missing.discard(key)
         return True
+
+    def turn(self) -> list[Key]:
+        """Nobody withdraws a ticket of an iteration."""
+        return []
+
+    def made_durable(self) -> None:
+        """Nobody waits for single episodes of an iteration."""
 
     def mend(self) -> None:
         """Finds its way back after a defect stopped a change halfway: what is durable landed, the rest is open."""

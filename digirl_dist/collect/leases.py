@@ -9,7 +9,7 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from itertools import islice
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol
+from typing import Any, Literal, NamedTuple, Protocol
 
 import msgspec
 
@@ -20,6 +20,9 @@ from digirl_dist.settings import LimitSettings, regular_file
 from digirl_dist.storage import atomic_files, json_lines
 from digirl_dist.tasks import Key, Round, Ticket
 from digirl_dist.types import Clock, Json
+
+LossKind = Literal["infrastructure", "environment", "agent", "cancelled"]
+"""What an episode was lost to: a machine or its connection, the emulator, the agent, or a caller's word."""
 
 _COMING_S = 5.0
 _REASON = 400
@@ -60,6 +63,7 @@ class Failure:
 
     worker: str
     reason: str
+    kind: LossKind = "infrastructure"
 
 
 class _Running(NamedTuple):
@@ -220,8 +224,21 @@ class Leases:
         self.faults.landed()
         return self.tickets.pop(key, None) is not None
 
+    def take_back(self, key: Key) -> bool:
+        """Closes a ticket that nobody wants any more; False if it was not open. Its holders are not told."""
+        if key not in self.tickets:
+            return False
+        self.land(key)
+        return True
+
     def fail(
-        self, worker: str, key: Key, reason: str, others: Collection[str] = (), attempt: int | None = None
+        self,
+        worker: str,
+        key: Key,
+        reason: str,
+        others: Collection[str] = (),
+        attempt: int | None = None,
+        kind: LossKind = "infrastructure",
     ) -> bool:
         """Queues the ticket of an episode that was lost on ``worker`` again; returns whether it was set aside instead.
 
@@ -237,7 +254,7 @@ class Leases:
         if key not in self.tickets or not was_held:
             return False
         failures = self._failures.setdefault(key, [])
-        failures.append(Failure(worker, reason[-_REASON:]))
+        failures.append(Failure(worker, reason[-_REASON:], kind))
         self.faults.failed(worker, key, reason, others)
         if not self._is_orphan(key):
             return False

@@ -259,7 +259,7 @@ class WorkerTable:
         until one lands, so that a fleet of liars comes to an end.
         """
         now, states = self._clock(), self.states.values()
-        waits = any(state.waits(now) for state in states)
+        waits = not missing or any(state.waits(now) for state in states)
         if waits or any(state.able and now <= state.on_trial_until for state in states):
             self._able_at = now
         if waits or any(state.able for state in states):

@@ -17,12 +17,12 @@ from typing import Any, Protocol
 
 from digirl_dist.agent import AgentFactory
 from digirl_dist.child_process import environment, last_lines, opened_log
-from digirl_dist.errors import PolicyLostError
+from digirl_dist.errors import AgentError, PolicyLostError
+from digirl_dist.inference.local import LocalPolicies
 from digirl_dist.inference.requests import InferenceFailure, InferenceReply, InferenceRequest
 from digirl_dist.storage.checkpoint import Checkpoint
 from digirl_dist.storage.events import Events
 from digirl_dist.storage.status import Status, WorkerStatus
-from digirl_dist.user_code.packing import pack
 
 _END_S = 5.0
 
@@ -137,13 +137,39 @@ class _Asked:
     is_repeated: bool = False
 
 
+class InThisProcess:
+    """Acts in place of a ``PolicyProcess``: for a caller's own function, which nothing can carry elsewhere."""
+
+    def __init__(self, agent: AgentFactory) -> None:
+        self._policies = LocalPolicies(agent)
+
+    def serve(self, checkpoints: Mapping[int, Checkpoint]) -> dict[int, str]:
+        for version in checkpoints.keys() - set(self._policies):
+            self._policies.load(version, checkpoints[version].state())
+        self._policies.retire(set(checkpoints))
+        return {}
+
+    def decide(self, requests: Sequence[InferenceRequest]) -> list[InferenceReply]:
+        known = [request for request in requests if request.version in self._policies]
+        gone = [request for request in requests if request.version not in self._policies]
+        try:
+            self._policies.ask(known)
+        except AgentError as error:
+            raise PolicyLostError(str(error)) from error
+        told = [InferenceFailure(one.number, f"there is no policy version {one.version} any more") for one in gone]
+        return [*self._policies.answers(), *told]
+
+    def close(self) -> None:
+        """Nothing of it outlives the caller."""
+
+
 class PolicyServer:
-    """Fulfils HostPolicy with a process of its own, which decides batches."""
+    """Fulfils HostPolicy by a thread that decides batches, in a process of their own or in this one."""
 
     def __init__(
-        self, agent: AgentFactory, batching: Batching, limit_s: float, log: Path, events: Events, status: Status
+        self, process: PolicyProcess | InThisProcess, batching: Batching, limit_s: float, events: Events, status: Status
     ) -> None:
-        self._process = PolicyProcess(pack(agent), log, limit_s)
+        self._process = process
         self._batching = batching
         self._limit_s = limit_s
         self._events = events

@@ -310,6 +310,8 @@ class EpisodeFailed(_Message, frozen=True):
     slot: SlotNumber
     key: Key
     reason: Reason
+    by: Literal["environment", "agent"] = "environment"
+    """Which of the two failed."""
 
 
 class SlotChanged(_Message, frozen=True):

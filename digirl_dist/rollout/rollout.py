@@ -8,7 +8,7 @@ from collections import Counter, deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from multiprocessing.connection import wait
-from typing import Any, Protocol
+from typing import Any, Literal, Protocol
 
 from digirl_dist.emulator.episode_limits import MOST_STEPS, check_observation, check_step, check_sums, pixels
 from digirl_dist.errors import ActionError, EmulatorError, TrajectoryError
@@ -217,7 +217,7 @@ class Rollout:
         try:
             answer = slot.answer()
         except ActionError as error:
-            self._lose(slot, f"the emulator refused the agent's action: {error}")
+            self._lose(slot, f"the emulator refused the agent's action: {error}", "agent")
         except EmulatorError as error:
             if slot.index in self._episodes:
                 self._failed.append(self._episodes[slot.index].ticket.key)
@@ -247,11 +247,11 @@ class Rollout:
         slot.give_up()
         return f"; bsize: auto goes on without this slot, with {self.in_service()}"
 
-    def _lose(self, slot: Slot, reason: str) -> None:
+    def _lose(self, slot: Slot, reason: str, by: Literal["environment", "agent"] = "environment") -> None:
         episode = self._episodes.pop(slot.index, None)
         self._times[slot.index].settle("faults" if episode is None else episode.dropped or "faults")
         if episode is not None and episode.dropped is None:
-            self._happened.append(EpisodeFailed(slot.index, episode.ticket.key, shortened(reason)))
+            self._happened.append(EpisodeFailed(slot.index, episode.ticket.key, shortened(reason), by))
 
     def _take_in(self, slot: Slot, episode: _Episode, value: Any, seconds: float) -> None:
         """Loses an episode that the host would refuse because of what it contains."""
@@ -349,7 +349,7 @@ class Rollout:
         episode.spent["policy"] += time.monotonic() - episode.asked_at
         match answer:
             case InferenceFailure(_, reason):
-                self._lose(slot, reason)
+                self._lose(slot, reason, "agent")
             case InferenceResult(_, decision):
                 if not episode.steps:
                     self._happened.append(Acting(slot.index, episode.ticket.key))

@@ -183,6 +183,8 @@ class RunFolder:
         self.checkpoints, self.trajectories = root / "checkpoints", root / "trajectories"
         self.metrics, self.evaluations = root / "metrics.jsonl", root / "evaluation.jsonl"
         self.events = root / "events.jsonl"
+        self.rollouts = root / "rollouts.jsonl"
+        """Which ticket each key of a caller has."""
         self.leases = root / "leases.jsonl"
         """Leases of tickets whose episodes have not landed."""
         self.verdicts = root / "judge.jsonl"

@@ -108,6 +108,11 @@ class Store:
             self._write_policy.wait_for(str(kept), lambda: atomic_files.replace(path, kept, flushed=False))
             self._known(counts_in).pop(key, None)
 
+    def unfinished(self) -> list[int]:
+        """Returns the iterations of which episodes have landed, and that have no file yet."""
+        numbers = [int(path.name) for path in self._landing.glob("[0-9]*") if path.name.isdecimal()]
+        return sorted(number for number in numbers if not self.has(Round(number)))
+
     def flush(self) -> None:
         """Makes durable what has landed, all of it at once: each flush is a turn of the disk."""
         with self._lock:

@@ -90,7 +90,9 @@ def server(folder: Path, size: int, wait_s: float) -> Iterator[tuple[PolicyServe
     events = Events(folder / "events.jsonl", (lambda kind, content: told.append(kind),))
     status = Status(folder / "status.json")
     agent = partial(Moody, Counter.spec)
-    running = PolicyServer(agent, Batching(size, wait_s), 60.0, folder / "policy.log", events, status)
+    running = PolicyServer(
+        PolicyProcess(pack(agent), folder / "policy.log", 60.0), Batching(size, wait_s), 60.0, events, status
+    )
     try:
         yield running, told, status
     finally:

@@ -1,0 +1,199 @@
+"""Rollouts of a fleet, one by one and in groups that start alike; and functions of the caller's process that act."""
+
+from __future__ import annotations
+
+import hashlib
+import queue
+import threading
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from digirl_dist.api.episodes import Episode
+from digirl_dist.collect.rollout_log import RolloutLog
+from digirl_dist.collect.stream import Lost, Request, Rollout, Stream
+from digirl_dist.tasks import Share, Task, emulator_seeds
+from digirl_dist.trajectory import Decision, NoDecision, Observation
+
+if TYPE_CHECKING:
+    from digirl_dist.assembly.collector import OpenFleet
+    from digirl_dist.storage.checkpoint import Checkpoint
+
+Act = Callable[[Sequence[Observation]], Sequence[Any]]
+"""Returns a Decision for each observation, or an action, which then counts as certain: log-probability 0."""
+
+_CLOSE_S = 20.0
+_LOOK_S = 0.5
+
+
+@dataclass(frozen=True)
+class Group(Sequence[Episode]):
+    """The episodes of one task from one start, and why others of them are missing."""
+
+    task: Task
+    seed: int
+    episodes: Sequence[Episode]
+    missing: Sequence[Lost] = ()
+
+    def __len__(self) -> int:
+        return len(self.episodes)
+
+    def __getitem__(self, place: Any) -> Any:
+        return self.episodes[place]
+
+
+class FunctionAgent:
+    """An agent that is a function of the caller's process, the newest that the caller named.
+
+    It has no weights: what it acts with is the caller's.
+    """
+
+    def __init__(self, act: Act) -> None:
+        self.function = act
+
+    def act(
+        self, observations: Sequence[Observation], rngs: Sequence[np.random.Generator]
+    ) -> list[Decision | NoDecision]:
+        return [
+            one if isinstance(one, Decision | NoDecision) else Decision(one, 0.0) for one in self.function(observations)
+        ]
+
+    def train(self, mode: bool = True) -> FunctionAgent:
+        return self
+
+    def state_dict(self) -> dict[str, Any]:
+        return {}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """There is nothing to load."""
+
+
+class Rollouts:
+    """What an open fleet was asked for, and the thread that has it collected."""
+
+    def __init__(self, fleet: OpenFleet, first_page: int) -> None:
+        context = fleet.context
+        self._fleet = fleet
+        self._seed = context.settings.seed
+        self._draws = np.random.default_rng([self._seed, first_page])
+        self._stream = Stream(
+            context.store, RolloutLog(context.folder.rollouts), first_page, time.monotonic, Episode.of
+        )
+        self._newest: Checkpoint | None = None
+        self._thread: threading.Thread | None = None
+        self._lock = threading.RLock()
+        self._is_closed = False
+
+    def ask(self, checkpoint: Checkpoint, requests: Sequence[Request], as_page: bool = False) -> list[Rollout]:
+        """Returns a rollout for each (see ``Stream.ask``). Those that begin from now on act with the checkpoint."""
+        with self._lock:
+            self.act_with(checkpoint)
+            found = self._stream.ask(requests, as_page)
+            if self._thread is None and self._stream.missing and not self._is_closed:
+                self._thread = threading.Thread(target=self._collect, args=[self._newest], name="rollouts", daemon=True)
+                self._thread.start()
+        return found
+
+    def act_with(self, checkpoint: Checkpoint) -> None:
+        """Has what begins from now on act with the checkpoint, unless a newer one came before."""
+        with self._lock:
+            if self._newest is not None and checkpoint.iteration <= self._newest.iteration:
+                return
+            self._newest = checkpoint
+            if self._thread is not None:
+                self._fleet.collector.prefetch(checkpoint, ())
+                self._stream.wake()
+            else:
+                self._fleet.push(checkpoint)
+
+    def acknowledge(self, keys: Iterable[str]) -> None:
+        self._stream.acknowledge(keys)
+
+    def seed(self, share: Share, label: str | None) -> int:
+        """Returns an emulator seed: always the same one for a label, else the next."""
+        with self._lock:
+            rng = self._draws
+            if label is not None:
+                digest = hashlib.blake2b(label.encode(), digest_size=8).digest()
+                rng = np.random.default_rng([self._seed, int.from_bytes(digest, "big")])
+            return emulator_seeds(rng, 1, share)[0]
+
+    def slots(self) -> int:
+        """Returns how many slots the workers have brought so far."""
+        workers = dict(self._fleet.context.status.workers).values()
+        return sum(len(worker.slots) for worker in workers)
+
+    def close(self) -> None:
+        self._is_closed = True
+        self._stream.close()
+        if (thread := self._thread) is not None and thread is not threading.current_thread():
+            thread.join(_CLOSE_S)
+
+    def groups(
+        self, tasks: Iterable[Task], ask: Callable[[int, Task], Sequence[Rollout]], ahead: int
+    ) -> Iterator[Group]:
+        """Yields the groups of the tasks in the order in which they are complete.
+
+        Those under way, and those that the caller has not taken yet, have at most ``ahead`` + 1 times as many rollouts
+        as there are slots.
+        """
+        ready: queue.SimpleQueue[Any] = queue.SimpleQueue()
+        forming: dict[Rollout, _Forming] = {}
+        asked, more = enumerate(tasks), True
+        self._stream.goes_on += 1
+        try:
+            while True:
+                while more and (not forming or len(forming) <= (ahead + 1) * self.slots()):
+                    if (following := next(asked, None)) is None:
+                        more = False
+                        self._stream.goes_on -= 1
+                        break
+                    members = ask(*following)
+                    group = _Forming(following[1], len(members))
+                    for member in members:
+                        forming[member] = group
+                        member.add_done_callback(ready.put)
+                if not forming:
+                    return
+                try:
+                    rollout: Rollout = ready.get(timeout=_LOOK_S)
+                except queue.Empty:  # slots may have come
+                    continue
+                group = forming[rollout]
+                group.results.append(rollout)
+                if len(group.results) == group.size:
+                    yield group.made()
+                    for member in group.results:
+                        del forming[member]
+        finally:
+            self._stream.goes_on -= more
+            for unfinished in forming:
+                unfinished.cancel()
+
+    def _collect(self, checkpoint: Checkpoint) -> None:
+        """Collects until the fleet is closed, or nobody can run anything any more."""
+        why = "the fleet was closed"
+        try:
+            self._fleet.collector.stream(checkpoint, self._stream)
+        except Exception as error:
+            why = str(error) if not self._is_closed else why
+        with self._lock:
+            self._thread = None
+            self._stream.end(Lost("infrastructure", why))
+
+
+@dataclass(eq=False)
+class _Forming:
+    """A group under way."""
+
+    task: Task
+    size: int
+    results: list[Rollout] = field(default_factory=list)
+
+    def made(self) -> Group:
+        found = [(rollout.ticket, rollout.result()) for rollout in sorted(self.results, key=lambda one: one.ticket.key)]
+        episodes = [one for _, one in found if isinstance(one, Episode)]
+        return Group(self.task, found[0][0].seed, episodes, [one for _, one in found if isinstance(one, Lost)])
