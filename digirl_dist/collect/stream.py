@@ -297,8 +297,9 @@ class Stream:
     def _found(self, ticket: Ticket) -> Trajectory | None:
         """Returns the episode of a ticket, if it landed and is the one that was asked for."""
         found = self._store.landed(ticket.round).get(ticket.key)
-        wanted = None if found is None else replace(ticket, policy_version=found.ticket.policy_version)
-        return None if found is None or wanted is None or found.ticket.misfit(wanted) else found
+        if found is None or found.ticket.misfit(replace(ticket, policy_version=found.ticket.policy_version)):
+            return None
+        return found
 
     def _take(self, rollout: Rollout) -> None:
         self._open[rollout.ticket.key] = rollout

@@ -2,20 +2,15 @@
 
 from __future__ import annotations
 
-import re
 import sys
 import threading
 import traceback
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 from digirl_dist.errors import CheckpointError, EmulatorError, PeerError, RunFolderError, SettingsError, StateError
 from digirl_dist.parallel.rank import Rank
 from digirl_dist.plain_text import printable
-
-_FAILED = re.compile(r"rank \d+ of \d+ failed:")
-"""The first line that ``telling`` prints."""
-_FIRST_LINES, _LAST_LINES = 10, 50
 
 _PATIENCE_S = 10.0
 
@@ -24,19 +19,6 @@ def say(rank: Rank, words: str) -> None:
     """Prints words of a rank, a line or more, in one write."""
     sys.stderr.write(f"rank {rank.rank} of {rank.world_size} {printable(words)}")
     sys.stderr.flush()
-
-
-def words_of_failure(printed: Sequence[str]) -> list[str]:
-    """Returns what the first rank that failed by itself said, of all lines that ranks printed; else the last lines.
-
-    Of long words the middle is left out: a traceback ends with what went wrong.
-    """
-    starts = [number for number, line in enumerate(printed) if _FAILED.match(line)]
-    said = [list(printed[start:end]) for start, end in zip(starts, [*starts[1:], None], strict=False)]
-    own = next((words for words in said if len(words) > 1), said[0] if said else [])  # one line tells of another rank
-    if not own:
-        return list(printed[-_FIRST_LINES - _LAST_LINES :])
-    return own if len(own) <= _FIRST_LINES + _LAST_LINES else [*own[:_FIRST_LINES], "…", *own[-_LAST_LINES:]]
 
 
 @contextmanager

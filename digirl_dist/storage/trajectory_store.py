@@ -267,11 +267,6 @@ def of_rank(trajectories: Sequence[Trajectory], rank: Rank) -> list[Trajectory]:
     return [each for each in trajectories if each.ticket.index % rank.world_size == rank.rank]
 
 
-def newest_of_rank(store: Store, before: int, capacity: int, rank: Rank) -> list[Trajectory]:
-    """Returns the newest ``capacity`` episodes of one rank from iterations below ``before``, oldest first."""
-    return of_rank(newest_of_each_rank(store, before, capacity, rank.world_size), rank)
-
-
 def newest_of_each_rank(store: Store, before: int, capacity: int, world_size: int) -> list[Trajectory]:
     """Returns the newest ``capacity`` episodes of every rank from iterations below ``before``; a rank's oldest first.
 

@@ -6,7 +6,7 @@ import pytest
 from torch.distributed import HashStore
 
 from digirl_dist.errors import EmulatorError
-from digirl_dist.parallel.failure import telling, words_of_failure
+from digirl_dist.parallel.failure import telling
 from digirl_dist.parallel.group import Group, GroupLimits
 from digirl_dist.parallel.rank import Rank, own_rank
 
@@ -22,16 +22,6 @@ def test_what_an_environment_raises_itself_keeps_its_traceback(capsys: pytest.Ca
         raise KeyError("goal")
     first, *_, last = capsys.readouterr().err.splitlines()
     assert first == "rank 0 of 1 failed:" and last == "KeyError: 'goal'"
-
-
-def test_of_what_ranks_printed_the_first_own_failure_is_told_to_its_end() -> None:
-    noise, peer = ["a warning"], ["rank 0 of 3 failed: rank 1 failed: KeyError: 'goal'"]
-    trace = ["rank 1 of 3 failed:", *(f"  File {k}" for k in range(200)), "KeyError: 'goal'"]
-    other = ["rank 2 of 3 failed:", "ValueError: late"]
-    told = words_of_failure([*noise, *peer, *trace, *other])
-    assert told[:2] == trace[:2] and told[-1] == trace[-1] and len(told) < 70
-    assert words_of_failure([*noise, *peer]) == peer
-    assert words_of_failure(noise * 99) == noise * 60
 
 
 class GoneStore(HashStore):
