@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from collector_site import Kind, Site, keys, site, tickets
-from process_watch import nothing_is_left_of
+from process_watch import eventually, nothing_is_left_of
 from user_classes import Coin
 
 from digirl_dist.errors import CollectionError
@@ -63,6 +63,7 @@ def test_episodes_that_landed_before_are_not_run_again_and_the_next_ones_act_wit
 def test_an_episode_of_many_steps_is_told_of_and_comes_home(tmp_path: Path, kind: Kind) -> None:
     with site(tmp_path, kind, workers=1, length=1100) as here:
         result = here.collect(tickets(1))
+        eventually(lambda: all(worker.slots for worker in here.status.workers.values()))
         slots = [slot for worker in here.status.workers.values() for slot in worker.slots]
     assert slots and all(slot.keys() == {"activity", "for_s", "limit_s", "ticket"} for slot in slots), "as why reads it"
     [told] = [content["reason"] for event, content in here.events if event == "slot" and content["state"] == "long"]

@@ -131,6 +131,7 @@ def test_an_address_that_names_no_cluster_starts_none(address: Any, monkeypatch:
 @pytest.mark.component
 def test_without_an_address_a_collector_says_how_to_give_one(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("RAY_ADDRESS", raising=False)
+    monkeypatch.setattr("ray.is_initialized", lambda: False)  # other tests may have left this process in a cluster
     with pytest.raises(ClusterError, match="ray start --head.*collector.address=auto"):
         connect.connect(None, 60.0)
 
