@@ -20,6 +20,9 @@ _TIMES = 4
 _MOST_KNOWN = 4
 """Episodes of a worker from which on it is known what they cost."""
 _ENOUGH_OTHERS = 2
+_CHECKS_AT_ONCE_S = 1.0
+_CHECKS_SHARE = 0.05
+"""Of one core: what checks of a worker may take beyond what is usual, first at once and then without end."""
 
 
 @dataclass
@@ -27,10 +30,16 @@ class _Cost:
     episodes: int = 0
     memory: int = 0
     seconds: float = 0.0
+    owed_s: float = 0.0
+    """Seconds beyond what is usual, less what time has forgiven."""
+    owed_at: float = 0.0
 
 
 class Shares:
-    """Adds up the memory and the processor time that episodes of each worker took, from the first on."""
+    """Adds up the memory and the processor time that episodes of each worker took, from the first on.
+
+    A worker whose episodes cost more than is usual waits with the next one, and at last is refused.
+    """
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -39,8 +48,7 @@ class Shares:
     def check(self, worker: str, memory: int) -> None:
         """Raises TrajectoryError if an episode that takes ``memory`` bytes is more than the worker's share."""
         with self._lock:
-            own = self._costs[worker]
-            known = [cost for name, cost in self._costs.items() if name != worker and cost.episodes >= _MOST_KNOWN]
+            own, known = self._costs[worker], self._known(worker)
             if len(known) < _ENOUGH_OTHERS:
                 return
             count = _TIMES * (own.episodes + 1)
@@ -61,10 +69,27 @@ class Shares:
             own.episodes += 1
             own.memory += memory
 
-    def checked(self, worker: str, seconds: float) -> None:
+    def checked(self, worker: str, seconds: float, now: float) -> None:
         """Adds the processor time of a check, whatever it found."""
         with self._lock:
-            self._costs[worker].seconds += seconds
+            own, known = self._costs[worker], self._known(worker)
+            own.seconds += seconds
+            if len(known) >= _ENOUGH_OTHERS:
+                usual_s = _TIMES * max(cost.seconds / cost.episodes for cost in known)
+                own.owed_s = self._owed_s(own, now) + max(0.0, seconds - usual_s)
+                own.owed_at = now
+
+    def wait_s(self, worker: str, now: float) -> float:
+        """Returns for how long no episode of the worker is to be checked."""
+        with self._lock:
+            return max(0.0, self._owed_s(self._costs[worker], now) - _CHECKS_AT_ONCE_S) / _CHECKS_SHARE
+
+    def _known(self, worker: str) -> list[_Cost]:
+        """Returns the costs of other workers of which it is known what their episodes cost."""
+        return [cost for name, cost in self._costs.items() if name != worker and cost.episodes >= _MOST_KNOWN]
+
+    def _owed_s(self, own: _Cost, now: float) -> float:
+        return max(0.0, own.owed_s - _CHECKS_SHARE * (now - own.owed_at))
 
 
 Kept = Literal["unread", "unchecked"]

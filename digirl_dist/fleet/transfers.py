@@ -16,7 +16,7 @@ from digirl_dist.errors import LinkLostError, RunFolderError, TrajectoryError, W
 from digirl_dist.fleet.connection import Files
 from digirl_dist.fleet.ledger import Ledger, Shares
 from digirl_dist.fleet.outgoing import Blob
-from digirl_dist.fleet.worker_events import DiskFull, Pulled, PullRefused, WorkerEvent
+from digirl_dist.fleet.worker_events import DiskFull, Pulled, PullRefused, Throttled, WorkerEvent
 from digirl_dist.protocol.messages import EpisodeManifest, Need
 from digirl_dist.storage import atomic_files, episode_file
 from digirl_dist.storage.disk_full import require_space
@@ -25,7 +25,7 @@ from digirl_dist.strands.strand import Strand, Work
 from digirl_dist.tasks import Ticket
 from digirl_dist.trajectory import Trajectory
 
-_UNCHECKED = 8
+_UNCHECKED = 4
 """Episodes of a worker that may have come and are not checked and durable yet; then it waits with the next one."""
 
 _CHECKERS = 32
@@ -111,6 +111,7 @@ class Transfers:
             for path, problem in self._files.fetch({path: manifest for path, (manifest, _) in pulls.items()}):
                 manifest, ticket = pulls[path]
                 if problem is None:
+                    self._await_turn()
                     self._unchecked.acquire()
                     self._ledger.keep_once_there_is_room("unchecked", manifest.size)
                     _checkers().submit(partial(self._arrived, manifest, ticket, path, started))
@@ -136,6 +137,17 @@ class Transfers:
                 is_told = True
             if self._closing.wait(_PAUSE_S):
                 raise LinkLostError(self._worker, f"the connection ended while {reason}")
+
+    def _await_turn(self) -> None:
+        """Waits while this worker's episodes have cost the host more than its share of time."""
+        is_told = False
+        while wait_s := self._shares.wait_s(self._worker, time.monotonic()):
+            if not is_told:
+                reason = "its episodes take far longer to check than those of other workers; the next ones wait"
+                self._post(Throttled(self._worker, reason))
+                is_told = True
+            if self._closing.wait(min(wait_s, _PAUSE_S)):
+                return
 
     def _arrived(self, manifest: EpisodeManifest, ticket: Ticket, path: Path, started: float) -> None:
         """Checks an episode and makes its file durable."""
@@ -167,7 +179,7 @@ class Transfers:
         try:
             return self._as_announced(path, manifest, ticket)
         finally:
-            self._shares.checked(self._worker, time.thread_time() - started)
+            self._shares.checked(self._worker, time.thread_time() - started, time.monotonic())
 
     def _as_announced(self, path: Path, manifest: EpisodeManifest, ticket: Ticket) -> Trajectory:
         episode, memory = episode_file.read_counted(path, self._guard.most_steps)

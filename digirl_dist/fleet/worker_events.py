@@ -143,7 +143,7 @@ class DiskFull:
 
 @dataclass(frozen=True)
 class Throttled:
-    """The worker sends more than the host reads of one worker: its messages wait."""
+    """The worker costs the host more than one worker may: its messages, or its episodes, wait."""
 
     worker: str
     reason: str

@@ -22,7 +22,7 @@ from digirl_dist.errors import DigirlDistError, TrajectoryError, WorkerError
 from digirl_dist.fleet.ledger import Ledger, Shares
 from digirl_dist.fleet.outgoing import Blob
 from digirl_dist.fleet.transfers import Transfers, _Checkers
-from digirl_dist.fleet.worker_events import DiskFull, PullRefused, WorkerEvent
+from digirl_dist.fleet.worker_events import DiskFull, PullRefused, Throttled, WorkerEvent
 from digirl_dist.protocol.messages import EpisodeManifest, Need
 from digirl_dist.tasks import Key, Task, Ticket
 
@@ -122,7 +122,7 @@ class Quick(Slow):
             yield path, None
 
 
-def test_eight_episodes_wait_unchecked_and_then_the_worker_waits(tmp_path: Path) -> None:
+def test_four_episodes_wait_unchecked_and_then_the_worker_waits(tmp_path: Path) -> None:
     files, posted, checked = Quick(), list[WorkerEvent](), threading.Event()
 
     def post(event: WorkerEvent) -> None:
@@ -134,9 +134,9 @@ def test_eight_episodes_wait_unchecked_and_then_the_worker_waits(tmp_path: Path)
     for index in range(12):
         ask(transfers, tmp_path, index, size=1)
     files.gate.set()
-    eventually(lambda: len(files.batches) == 9)
+    eventually(lambda: len(files.batches) == 5)
     time.sleep(0.2)
-    assert len(files.batches) == 9 and not posted
+    assert len(files.batches) == 5 and not posted
     checked.set()
     eventually(lambda: len(posted) == 12)
     transfers.close()
@@ -160,7 +160,7 @@ def bring(shares: Shares, worker: str, episodes: int, memory: int, seconds: floa
             shares.check(worker, memory)
         except TrajectoryError:
             return kept
-        shares.checked(worker, seconds)
+        shares.checked(worker, seconds, now=0.0)
         shares.kept(worker, memory)
     return episodes
 
@@ -179,13 +179,33 @@ def test_counted_where_seconds_are_meant_a_worker_is_refused_before_its_episode_
     for worker in ("w1", "w2"):
         bring(shares, worker, 10, MIB)
     for _ in range(6):
-        shares.checked("w0", 2.0)  # whatever they found
+        shares.checked("w0", 2.0, now=0.0)  # whatever they found
     with pytest.raises(TrajectoryError, match="its 0 episodes took 12 s of the host to check, more than 4 times"):
         shares.check("w0", 1)
     files, posted = Slow(), list[WorkerEvent]()
     transfers = transfers_of(files, "w0", posted.append, posted.append, shares)
     ask(transfers, Path("unused"), 0, size=1)
     assert isinstance(posted[0], PullRefused) and not files.batches
+
+
+def test_counted_where_seconds_are_meant_a_costly_worker_waits_and_the_others_do_not() -> None:
+    shares = Shares()
+    for worker in ("w1", "w2"):
+        bring(shares, worker, 10, MIB)
+    for _ in range(4):
+        shares.checked("w0", 0.54, now=100.0)  # half a second more than is usual
+    assert shares.wait_s("w0", now=100.0) == pytest.approx(20.0)
+    assert shares.wait_s("w0", now=110.0) == pytest.approx(10.0) and not shares.wait_s("w0", now=120.1)
+    assert not shares.wait_s("w1", now=100.0) and not shares.wait_s("nobody", now=100.0)
+    posted, files = queue.SimpleQueue[WorkerEvent](), Quick()
+    transfers = transfers_of(files, "w0", posted.put, posted.put, shares)
+    shares.checked("w0", 0.54, now=time.monotonic())
+    for _ in range(4):
+        shares.checked("w0", 0.54, now=time.monotonic())
+    ask(transfers, Path("unused"), 0, size=1)
+    assert isinstance(posted.get(timeout=60), Throttled)
+    transfers.close()  # what was asked for is carried
+    assert isinstance(posted.get(timeout=60), PullRefused | WorkerError)
 
 
 def test_a_liar_with_tiny_episodes_makes_no_other_worker_look_expensive() -> None:
