@@ -18,6 +18,8 @@ if TYPE_CHECKING:
 
     from digirl_dist.agent import Actor, Agent
 
+_ROWS_AT_ONCE = 64
+"""Screens that may be decoded at the same time."""
 MEMBERS = ("act", "log_prob", "features", "feature_size", "train", "parameters", "state_dict", "load_state_dict")
 """What each agent has."""
 
@@ -46,9 +48,17 @@ def log_prob(agent: Agent, observations: Sequence[Observation], actions: Sequenc
 
 
 def inputs(agent: Agent, observations: Sequence[Observation]) -> torch.Tensor:
-    """Returns what value functions read, as wide as ``critic`` tells: [B, V], float32. Raises TrainingError."""
+    """Returns what value functions read, as wide as ``critic`` tells: [B, V], float32, without gradients.
+
+    Of however many observations: few are decoded at once. Raises TrainingError.
+    """
+    import torch
+
     method, size = critic(agent)
-    return _shaped(agent, method, getattr(agent, method)(observations), (len(observations), size)).float()
+    parts = [observations[first : first + _ROWS_AT_ONCE] for first in range(0, len(observations), _ROWS_AT_ONCE)]
+    with torch.no_grad():
+        found = [_shaped(agent, method, getattr(agent, method)(part), (len(part), size)).float() for part in parts]
+        return torch.cat(found) if found else torch.empty(0, size)
 
 
 def state_of(agent: Agent) -> dict[str, torch.Tensor]:

@@ -39,7 +39,6 @@ from digirl_dist.errors import TrainingError
 from digirl_dist.parallel.peers import ALONE, Peers
 from digirl_dist.trajectory import Observation, Trajectory
 
-_OBSERVATIONS_AT_ONCE = 256
 _FRAMES = 2
 """Latest observations that the step-level value sees together."""
 _MARGIN = 0.05
@@ -196,15 +195,10 @@ class DigiRL:
         episodes, relabelled = self._experience.hindsight.added(newest, self._peers)
         tried = set(map(id, newest))
         lengths = [len(episode.steps) + 1 for episode in episodes]
-        features = self._features([observation for episode in episodes for observation in _observations(episode)])
+        observations = [observation for episode in episodes for observation in _observations(episode)]
+        features = contract.inputs(self._agent, observations).cpu()
         parts = zip(episodes, torch.split(features, lengths), strict=True)
         return [Seen(episode, part, id(episode) in tried) for episode, part in parts], relabelled
-
-    def _features(self, observations: Sequence[Observation]) -> torch.Tensor:
-        """Returns [N, F] of any number of observations."""
-        firsts = range(0, len(observations), _OBSERVATIONS_AT_ONCE)
-        parts = [contract.inputs(self._agent, observations[k : k + _OBSERVATIONS_AT_ONCE]).cpu() for k in firsts]
-        return torch.cat([torch.empty(0, self._input_size), *parts]).detach()
 
     def _scores(self, seen: Sequence[Seen], offline: bool) -> np.ndarray:
         """Returns by how much each episode ended better than its instruction let expect, shape [N]."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -192,3 +192,21 @@ def test_extra_states_of_tensors_and_tied_weights_come_back(tmp_path: Path) -> N
     load_state(found, checkpoint.state())
     assert found.extra.tolist() == [2, 2] and torch.equal(found.second.weight, left.first.weight)
     assert found.second.weight is found.first.weight
+
+
+def test_of_a_long_episode_few_screens_are_decoded_at_once() -> None:
+    asked: list[int] = []
+
+    class Counting(Faulty):
+        def __init__(self) -> None:
+            """Its features are a method of its own."""
+
+        def features(self, observations: Sequence[Observation]) -> torch.Tensor:
+            asked.append(len(observations))
+            return torch.full((len(observations), 3), float(len(asked)), requires_grad=True)
+
+    agent: Any = Counting()
+    found = contract.inputs(agent, [SEEN[0]] * 200)
+    assert found.shape == (200, 3) and not found.requires_grad
+    assert sum(asked) == 200 and max(asked) <= 64 and found[:, 0].tolist() == sorted(found[:, 0].tolist())
+    assert contract.inputs(agent, []).shape == (0, 3)
