@@ -64,6 +64,8 @@ class Transfers:
         self._pulls: deque[tuple[Path, EpisodeManifest, Ticket]] = deque()
         self._ledger = ledger
         self._unchecked = threading.Semaphore(_UNCHECKED)
+        self._checks = threading.Lock()
+        """One check of a worker at a time: more would only compete with those of others for the interpreter."""
         self._strand = Strand(f"transfers-{worker}", self._fail)
 
     def push(self, need: Need, blobs: Sequence[Blob], then: Callable[[int], None]) -> None:
@@ -175,11 +177,12 @@ class Transfers:
 
     def _checked(self, path: Path, manifest: EpisodeManifest, ticket: Ticket) -> Trajectory:
         """Returns the episode in the file. Raises TrajectoryError unless it is the ticket's, as announced."""
-        started = time.thread_time()
-        try:
-            return self._as_announced(path, manifest, ticket)
-        finally:
-            self._shares.checked(self._worker, time.thread_time() - started, time.monotonic())
+        with self._checks:
+            started = time.thread_time()
+            try:
+                return self._as_announced(path, manifest, ticket)
+            finally:
+                self._shares.checked(self._worker, time.thread_time() - started, time.monotonic())
 
     def _as_announced(self, path: Path, manifest: EpisodeManifest, ticket: Ticket) -> Trajectory:
         episode, memory = episode_file.read_counted(path, self._guard.most_steps)
