@@ -11,7 +11,7 @@ from digirl_dist.api.run import Run
 from digirl_dist.errors import TrainingError
 from digirl_dist.exit_status import interruptions_wait
 from digirl_dist.parallel.rank import launched_rank
-from digirl_dist.settings.keys import written
+from digirl_dist.settings.keys import quoted, written
 from digirl_dist.settings.unread import refuse_others_overrides
 
 if TYPE_CHECKING:
@@ -20,24 +20,28 @@ if TYPE_CHECKING:
 CONFIG_PATH = "config/multimachine"
 
 
-def train(config: str = "host", /, *, config_path: str = CONFIG_PATH, **settings: Any) -> Run:
+def train(config: str = "host", /, *, config_path: str = CONFIG_PATH, resume: bool = False, **settings: Any) -> Run:
     """Trains like ``python run.py --config-name CONFIG key=value …``, and returns the run.
 
     ``settings`` are the keys of the configuration. A group is a mapping whose ``name`` chooses the option:
     ``train(dry_run=True, emulator={"name": "gymnasium", "id": "CartPole-v1"}, agent="generic")``. A class stands for
-    its import path: ``algorithm={"entry_point": MyAlgorithm}``. Calling it again continues the run in ``save_path``.
+    its import path: ``algorithm={"entry_point": MyAlgorithm}``. Calling it again continues the run in ``save_path``;
+    without one, as the command with ``--resume`` does, or without it.
 
     Raises SettingsError before anything starts, and other DigirlDistErrors as in docs/dev/testing.md.
     """
     from digirl_dist.assembly import validate
+    from digirl_dist.assembly.parts import choose_folder
     from digirl_dist.assembly.trainers import on_ranks, starts_ranks
     from digirl_dist.settings.configuration import Source
 
     composed, rank = compose(config, settings, config_path), launched_rank(os.environ)
     words = list(overrides(settings))
     refuse_others_overrides(words, ranks=False)
+    choose_folder(composed, rank, resume)
     validate.refuse_before_start(composed, rank)
     if starts_ranks(composed, rank):
+        words.append(f"save_path={quoted(composed.save_path)}")
         if status := on_ranks(composed, Source(str(config_path), config, tuple(words)).words):
             raise TrainingError(f"the ranks ended with status {status}, and have printed why; a repeated call resumes")
     else:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -16,18 +17,22 @@ from digirl_dist.assembly.collectors import CollectorPlugin
 from digirl_dist.emulator.episode_guard import EpisodeGuard
 from digirl_dist.emulator.plugins import Device, EmulatorPlugin
 from digirl_dist.emulator.plugins.custom import CustomEmulatorSettings
-from digirl_dist.errors import SettingsError
+from digirl_dist.errors import RunFolderError, SettingsError
 from digirl_dist.parallel.rank import Rank
 from digirl_dist.settings import (
     EmulatorSettings,
     Inference,
     Settings,
     Success,
+    TaskMode,
     TorchrunSettings,
     conversion,
 )
 from digirl_dist.settings.plugins import AGENT, settings_classes
+from digirl_dist.storage.provenance import is_experiment_of
+from digirl_dist.storage.run_folder import new_run, newest_run
 from digirl_dist.storage.start import start_of
+from digirl_dist.storage.status import run_state
 from digirl_dist.tasks import Task
 from digirl_dist.user_code.entry_point import load_entry_point
 
@@ -40,6 +45,9 @@ if TYPE_CHECKING:
     from digirl_dist.judge import Judge
     from digirl_dist.storage.events import Events
     from digirl_dist.storage.status import Status
+
+
+AUTO = "auto"
 
 
 def build_device(settings: Settings, emulator: EmulatorSettings) -> Device:
@@ -136,6 +144,35 @@ def algorithm_plugin(settings: Settings) -> AlgorithmPlugin:
     block = algorithm.block(settings.train_algorithm)
     assert isinstance(block, AlgorithmPlugin)
     return block
+
+
+def choose_folder(settings: Settings, rank: Rank | None, resume: bool = False, name: str = "") -> None:
+    """Puts a folder in the place of ``save_path=auto``: that of a run that goes on, or a new one of this name.
+
+    Raises SettingsError for a rank of a launch: each would choose by itself.
+    """
+    if settings.save_path != AUTO:
+        return
+    if rank is not None:
+        raise SettingsError("save_path=auto is chosen by each process of a launch for itself: give save_path=runs/NAME")
+    name = name or f"{settings.emulator.name}-{_what_is_done(settings)}"
+    newest = Path() if (Path() / "run.json").exists() else newest_run(name)
+    resume = resume or newest == Path() or settings.task_mode is TaskMode.evaluate
+    goes_on = newest is not None and (resume or _goes_on(newest, settings))
+    settings.save_path = str(newest if newest is not None and goes_on else new_run(name))
+
+
+def _what_is_done(settings: Settings) -> str:
+    if settings.task_mode is TaskMode.collect:
+        return "collect"
+    return "own" if settings.algorithm.entry_point is not None else settings.train_algorithm
+
+
+def _goes_on(run: Path, settings: Settings) -> bool:
+    """Returns whether the run has not finished, and is the experiment that the settings describe."""
+    with suppress(RunFolderError):
+        return run_state(run).state != "finished" and is_experiment_of(run, conversion.as_mapping(settings))
+    return False
 
 
 def run_root(settings: Settings) -> Path:

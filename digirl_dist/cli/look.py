@@ -14,13 +14,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from digirl_dist.cli.shared import (
-    RUN,
     Command,
     add_configuration,
     add_emulator,
     add_run_folder,
     add_trust,
     fitted,
+    run_of,
     settings_of,
 )
 from digirl_dist.errors import NoRunError, RunFolderError, SettingsError
@@ -119,9 +119,7 @@ def _runs_in(folder: Path) -> list[Path]:
 
 def _report(options: argparse.Namespace) -> int:
     """Rewrites a run's report.html and prints its path: report runs/mine."""
-    from digirl_dist.storage.run_folder import existing_run
-
-    folder = existing_run(options.run).resolve()
+    folder = run_of(options).resolve()
     with shown("write the report", sys.stderr):
         from digirl_dist.report.bundle import PAGE_BYTES, write_report
         from digirl_dist.report.viewed import ViewedRun
@@ -135,7 +133,6 @@ def _report(options: argparse.Namespace) -> int:
 
 
 def _add_why(parser: argparse.ArgumentParser) -> None:
-    parser.set_defaults(run=None)
     parser.add_argument("--save-path", type=expanded, metavar="RUN", help="the same as RUN")
 
 
@@ -145,7 +142,8 @@ def _why(options: argparse.Namespace) -> int:
 
     if options.run and options.save_path:
         raise SettingsError(f"{options.run} and --save-path {options.save_path} name a run each: leave one of them out")
-    print(explain(options.run or options.save_path or expanded(RUN)))
+    options.run = options.run or options.save_path
+    print(explain(options.run or run_of(options)))
     return 0
 
 
@@ -285,10 +283,9 @@ def _log(options: argparse.Namespace) -> int:
     Follows a running run until it ends. What the tool has been given before is not given again.
     """
     from digirl_dist.settings.extras import extra_needed
-    from digirl_dist.storage.run_folder import existing_run
     from digirl_dist.storage.status import is_running
 
-    folder = existing_run(options.run)
+    folder = run_of(options)
 
     def is_ended() -> bool:
         time.sleep(1.0)

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from digirl_dist.cli.completion import complete_override
-from digirl_dist.errors import SettingsError
+from digirl_dist.errors import NoRunError, SettingsError
 from digirl_dist.exit_status import Parser
 from digirl_dist.settings.keys import key_of, quoted
 from digirl_dist.settings.paths import expanded
@@ -21,8 +21,6 @@ if TYPE_CHECKING:
     from digirl_dist.settings import Settings
     from digirl_dist.settings.configuration import Source
 
-RUN = "runs/host"
-"""The run folder that commands look at unless another is named: the ``save_path`` of host.yaml."""
 _OFTEN_USED = """\
 often used:
   dry_run=true                       localhost workers behind real SSH servers instead of worker_ips
@@ -84,8 +82,18 @@ def add_configuration(parser: argparse.ArgumentParser, name: str = "host") -> No
 
 
 def add_run_folder(parser: argparse.ArgumentParser) -> None:
-    about = "the run's folder, its save_path"
-    parser.add_argument("run", nargs="?", type=expanded, metavar="RUN", default=RUN, help=about)
+    about = "the run's folder, its save_path (default: the newest in runs/)"
+    parser.add_argument("run", nargs="?", type=expanded, metavar="RUN", help=about)
+
+
+def run_of(options: argparse.Namespace) -> Path:
+    """Returns the folder of the run that is meant. Raises NoRunError."""
+    from digirl_dist.storage.run_folder import RUNS, existing_run, newest_run
+
+    run = options.run or newest_run()
+    if run is None:
+        raise NoRunError(f"there is no run in {RUNS.absolute()}: name the folder of one")
+    return existing_run(run)
 
 
 def add_emulator(parser: argparse.ArgumentParser) -> None:

@@ -26,6 +26,7 @@ from digirl_dist.exit_status import end_by_signals_as_by_ctrl_c, interruptions_w
 from digirl_dist.parallel.rank import Rank, launched_rank
 from digirl_dist.plain_text import printable, without_secrets_in
 from digirl_dist.report.output import shown
+from digirl_dist.settings.keys import quoted
 from digirl_dist.settings.paths import expanded
 from digirl_dist.settings.places import HERE, own_folder
 from digirl_dist.settings.unread import refuse_others_overrides
@@ -40,14 +41,15 @@ _MEASURES = ("task_mode=evaluate", "task_split=test", "task_order=sequential")
 
 def _run(options: argparse.Namespace) -> int:
     """Trains on this host, and collects on the workers in worker_ips or on this machine."""
-    return run_configuration(source_of(options))
+    return run_configuration(source_of(options), options.resume)
 
 
 def _demo(options: argparse.Namespace) -> int:
     """Trains on a drawn phone, on this machine alone: two localhost workers behind real SSH servers, runs/demo."""
     from digirl_dist.settings.configuration import Source
 
-    return run_configuration(Source(HERE, "host", ("dry_run=true", "save_path=runs/demo", *options.overrides)))
+    source = Source(HERE, "host", ("dry_run=true", "save_path=auto", *options.overrides))
+    return run_configuration(source, options.resume, name="demo")
 
 
 def _eval(options: argparse.Namespace) -> int:
@@ -186,29 +188,32 @@ def _migrate(options: argparse.Namespace) -> int:
     return 0
 
 
-def run_configuration(source: Source, watched: bool = True) -> int:
+def run_configuration(source: Source, resume: bool = False, name: str = "", watched: bool = True) -> int:
     """Trains or measures; refuses what is wrong before torch is imported.
 
-    Returns the exit status; if ``watched``, workers join and leave as in the files. Raises DigirlDistError.
+    ``resume`` and ``name`` decide about ``save_path=auto``. Returns the exit status; if ``watched``, workers join and
+    leave as in the files. Raises DigirlDistError.
     """
     rank = launched_rank(os.environ)
     end_by_signals_as_by_ctrl_c()
     try:
-        return _run_as(rank, source, watched)
+        return _run_as(rank, source, resume, name, watched)
     except KeyboardInterrupt:
         if rank is None or rank.is_first:
             raise
         return 130  # rank 0 says it
 
 
-def _run_as(rank: Rank | None, source: Source, watched: bool) -> int:
+def _run_as(rank: Rank | None, source: Source, resume: bool, name: str, watched: bool) -> int:
     leads = rank is None or rank.is_first
     with shown("read the configuration", sys.stdout if leads else None) as progress:
         from digirl_dist.assembly import validate
+        from digirl_dist.assembly.parts import choose_folder
         from digirl_dist.assembly.trainers import on_ranks, starts_ranks
 
         settings = source.load()
         refuse_others_overrides(source.overrides, ranks=False)
+        choose_folder(settings, rank, resume, name)
         progress.work_on(settings.save_path)
         if notice := source.notice:
             progress.say(notice)
@@ -222,7 +227,12 @@ def _run_as(rank: Rank | None, source: Source, watched: bool) -> int:
 
             assembled.run(settings, source if watched else None, progress)
             return 0
-    return on_ranks(settings, source.words)
+    return on_ranks(settings, [*source.words, f"save_path={quoted(settings.save_path)}"])
+
+
+def _add_resume(parser: argparse.ArgumentParser) -> None:
+    about = "with save_path=auto: continue the newest run, also one that has finished or was another experiment"
+    parser.add_argument("--resume", action="store_true", help=about)
 
 
 def _add_evaluation(parser: argparse.ArgumentParser) -> None:
@@ -236,12 +246,12 @@ def _add_jobs(parser: argparse.ArgumentParser) -> None:
 
 
 COMMANDS = {
-    "demo": Command(_demo, add_overrides),
+    "demo": Command(_demo, add_overrides, _add_resume),
     "doctor": Command(_doctor, add_configuration, add_emulator, _add_doctor),
     "eval": Command(_eval, _add_evaluation, add_trust),
     "eval-jobs": Command(_eval_jobs, _add_jobs),
     "init": Command(_init, _add_init),
     "migrate": Command(_migrate, _add_migrate),
-    "run": Command(_run, add_configuration),
+    "run": Command(_run, add_configuration, _add_resume),
     "setup": Command(_setup, add_configuration, add_emulator, _add_setup),
 }

@@ -116,8 +116,10 @@ class Settings:
     """The whole configuration. Keys of DigiRL's multi-machine guide stay at the top level."""
 
     parallel: Parallel = Parallel.host
-    save_path: OutputFolder = "runs/host"
-    """The run folder. Repeating the command continues the run in it."""
+    save_path: OutputFolder = "auto"
+    """The run folder. Repeating the command continues the run in it. auto: a folder below ``runs`` that is named after
+    emulator and algorithm, with a number from the second on. A command of the same settings continues the newest of
+    them until it has finished, and ``--resume`` continues it in any case."""
     start_from: Elsewhere | None = None  # a run that goes on needs it no more
     """Checkpoint whose policy a new run starts from; nothing else of its run is used. A folder like
     ``RUN/checkpoints/000014`` or ``RUN/checkpoints/best``, or a run folder for its newest checkpoint. For a DigiRL run,

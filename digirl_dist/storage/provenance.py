@@ -39,6 +39,11 @@ _FIXED = (
     *(f"emulator.{key}" for key in _EMULATOR),
 )
 """A run whose tickets, weights or optimiser were made with other values of these is another run."""
+_EXPERIMENT = (
+    *("agent", "algorithm", "emulator", "judge", "max_steps", "offline", "predicate", "rollout_size", "seed"),
+    *("start_from", "success", "task_mode", "task_order", "task_set", "train_algorithm", "train_mode"),
+)
+"""What somebody changes who tries something else; other keys say how, where and for how long."""
 _MEASURED = (
     *("agent", "emulator", "judge", "max_steps", "predicate", "rollout_size", "seed", "success"),
     *("task_mode", "task_order", "task_set", "task_split", "tasks"),
@@ -75,6 +80,11 @@ def _configuration_of(run: Path) -> Mapping[str, Json]:
     if not isinstance(found, Mapping):
         raise RunFolderError(f"{path} holds no settings; {remedy}")
     return found
+
+
+def is_experiment_of(run: Path, configuration: Mapping[str, Json]) -> bool:
+    """Returns whether a run folder holds the experiment that the configuration describes."""
+    return not any(key.split(".")[0] in _EXPERIMENT for key in changes_of(run, configuration))
 
 
 def measured(configuration: Mapping[str, Json], tasks: Sequence[Task]) -> Mapping[str, Json]:

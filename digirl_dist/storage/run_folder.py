@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import os
 import platform
+import re
 import time
 import uuid
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from io import FileIO
-from itertools import islice
+from itertools import chain, count, islice
 from pathlib import Path
 
 import msgspec
@@ -24,6 +25,8 @@ from digirl_dist.storage.events import Events, Listener
 from digirl_dist.types import Json
 
 _FILE = "run.json"
+RUNS = Path("runs")
+"""Where runs lie whose folder nobody named."""
 
 
 @dataclass(frozen=True)
@@ -168,6 +171,19 @@ def _links_in(folder: Path) -> list[Path]:
 def runs_in(folder: Path) -> list[Path]:
     """Returns the run folders in a folder."""
     return [path.parent for path in sorted(folder.glob("*/config.yaml")) if path.is_file()]
+
+
+def newest_run(name: str | None = None) -> Path | None:
+    """Returns the run below ``runs`` that was started last, of all or of those with this name and a number."""
+    ours = re.compile(r".*" if name is None else rf"{re.escape(name)}(-\d+)?")
+    found = [run for run in runs_in(RUNS) if ours.fullmatch(run.name)]
+    return max(found, key=lambda run: (run / "config.yaml").stat().st_mtime_ns, default=None)
+
+
+def new_run(name: str) -> Path:
+    """Returns a folder below ``runs`` that is not there yet, with this name, and a number from the second on."""
+    names = chain([name], (f"{name}-{number}" for number in count(2)))
+    return next(RUNS / each for each in names if not os.path.lexists(RUNS / each))
 
 
 class RunFolder:
