@@ -13,20 +13,50 @@ from typing import TYPE_CHECKING, Any
 
 __version__ = "0.1.0"
 
-__all__ = ["Agent", "Algorithm", "Decision", "Emulator", "Fleet", "Observation", "Policy", "Run", "Task", "train"]
+__all__ = [
+    "Agent",
+    "Algorithm",
+    "BoxActions",
+    "Decision",
+    "DeviceActions",
+    "DiscreteActions",
+    "Emulator",
+    "EmulatorSpec",
+    "Fleet",
+    "Lost",
+    "Observation",
+    "Policy",
+    "ProductActions",
+    "Run",
+    "Step",
+    "Task",
+    "Trajectory",
+    "Transition",
+    "train",
+]
 
 _HOMES = {
     "Agent": "agent",
     "Algorithm": "algorithm",
+    "BoxActions": "emulator",
     "Decision": "trajectory",
+    "DeviceActions": "emulator",
+    "DiscreteActions": "emulator",
     "Emulator": "emulator",
+    "EmulatorSpec": "emulator",
     "Fleet": "api.fleet",
+    "Lost": "collect.stream",
     "Observation": "trajectory",
     "Policy": "api.policy",
+    "ProductActions": "emulator",
     "Run": "api.run",
+    "Step": "trajectory",
     "Task": "tasks",
+    "Trajectory": "trajectory",
+    "Transition": "trajectory",
     "train": "api.training",
 }
+"""The module of each name of the public interface."""
 
 if TYPE_CHECKING:
     from digirl_dist.agent import Agent
@@ -35,9 +65,17 @@ if TYPE_CHECKING:
     from digirl_dist.api.policy import Policy
     from digirl_dist.api.run import Run
     from digirl_dist.api.training import train
-    from digirl_dist.emulator import Emulator
+    from digirl_dist.collect.stream import Lost
+    from digirl_dist.emulator import (
+        BoxActions,
+        DeviceActions,
+        DiscreteActions,
+        Emulator,
+        EmulatorSpec,
+        ProductActions,
+    )
     from digirl_dist.tasks import Task
-    from digirl_dist.trajectory import Decision, Observation
+    from digirl_dist.trajectory import Decision, Observation, Step, Trajectory, Transition
 
 
 def __getattr__(name: str) -> Any:

@@ -15,8 +15,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from digirl_dist.emulator import DiscreteActions, EmulatorSpec
-from digirl_dist.trajectory import Decision, Observation
+from digirl_dist import Decision, DiscreteActions, EmulatorSpec, Observation
 
 
 class Corridor(gymnasium.Env[np.ndarray, int]):

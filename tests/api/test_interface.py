@@ -49,8 +49,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return make_run(tmp_path_factory.mktemp("runs") / "demo")
 
 
-def test_every_exported_name_is_documented_and_there_are_ten_at_most() -> None:
-    assert len(digirl_dist.__all__) <= 10
+def test_every_exported_name_is_documented() -> None:
     for name in digirl_dist.__all__:
         assert (getattr(digirl_dist, name).__doc__ or "").strip(), name
     with pytest.raises(AttributeError, match="no attribute 'Flete'"):

@@ -42,7 +42,7 @@ def test_a_class_without_a_method_is_refused() -> None:
     class Half:
         spec, tasks, reset = Counter.spec, Counter.tasks, Counter.reset
 
-    with pytest.raises(SettingsError, match="Half lacks the class attribute step"):
+    with pytest.raises(SettingsError, match="Half lacks step and close, which"):
         custom(Half).build()
 
 

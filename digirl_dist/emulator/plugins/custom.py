@@ -32,8 +32,8 @@ class CustomEmulatorSettings(EmulatorPlugin):
     def build(self) -> Device:
         named = f"emulator.entry_point={self.entry_point}"
         kind: Any = load_callable(self.entry_point, "emulator.entry_point", [], self.kwargs)
-        if missing := [name for name in ("spec", "tasks", "reset", "step") if not hasattr(kind, name)]:
-            raise SettingsError(f"{named} lacks the class attribute {missing[0]}")
+        if missing := [name for name in ("spec", "tasks", "reset", "step", "close") if not hasattr(kind, name)]:
+            raise SettingsError(f"{named} lacks {' and '.join(missing)}, which an emulator's class must have")
         if not isinstance(kind.spec, EmulatorSpec):
             raise SettingsError(f"{named}: its spec is {kind.spec!r:.100} and no EmulatorSpec")
         if kind.spec.labels and not hasattr(kind, "labels"):
