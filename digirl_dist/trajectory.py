@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Mapping, Sequence
 from ctypes import c_float
 from dataclasses import dataclass
@@ -56,10 +57,15 @@ class Transition:
 
 @dataclass(frozen=True)
 class Decision:
-    """An agent's answer to one observation: a JSON action and the natural log of its probability (density)."""
+    """An agent's answer to one observation: a JSON action and the natural log of its probability (density).
+
+    An agent that speaks in tokens, which are the action's ``tokens``, also gives the log-probability of each of them.
+    ``log_prob`` is then their sum.
+    """
 
     action: Json
     log_prob: float
+    token_log_probs: Sequence[float] = ()
 
 
 @dataclass(frozen=True)
@@ -71,7 +77,11 @@ class NoDecision:
 
 @dataclass(frozen=True, eq=False)
 class Step:
-    """One row of a trajectory: observation, action, reward, and the goals that the action met."""
+    """One row of a trajectory: observation, action, reward, and the goals that the action met.
+
+    ``token_log_probs`` has the log-probability of each of the action's ``tokens``; it is empty where the agent does not
+    speak in tokens, or its server does not report them.
+    """
 
     observation: Observation
     action: Json
@@ -80,6 +90,7 @@ class Step:
     terminated: bool
     truncated: bool
     achieved: Sequence[Goal] = ()
+    token_log_probs: Sequence[float] = ()
 
     @property
     def ended(self) -> bool:
@@ -104,6 +115,7 @@ def recorded(seen: Observation, decision: Decision, transition: Transition, is_c
         transition.terminated,
         transition.truncated or (is_cut and not transition.terminated),
         transition.achieved,
+        array("f", decision.token_log_probs),
     )
 
 

@@ -14,6 +14,12 @@ Json = Any
 Natural = Annotated[int, Meta(ge=0, le=2**53)]
 """A whole number that every JSON library reads without loss."""
 
+MOST_TOKENS = 1 << 15
+"""Of one action."""
+
+TokenLogProbs = Annotated[bytes, Meta(max_length=4 * MOST_TOKENS)]
+"""The natural log of the probability of each token of an action, as little-endian float32."""
+
 Clock = Callable[[], float]
 """Monotonic seconds, such as ``time.monotonic``; a test or a simulation brings its own."""
 

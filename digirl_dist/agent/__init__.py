@@ -78,6 +78,18 @@ class ExplainingAgent(Protocol):
     def probabilities(self, observations: Sequence[Observation]) -> Sequence[ActionProbabilities]: ...
 
 
+class TokenAgent(Protocol):
+    """An optional method of an Agent whose actions are written in tokens, the action's ``tokens``."""
+
+    def token_log_probs(
+        self, observations: Sequence[Observation], actions: Sequence[Json]
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Returns the log-probability of each token, 0 beyond an action's end, and which are tokens: both [B, T].
+
+        ``log_prob`` is their sum. The losses of grpo compare, clip and weigh tokens where an agent has this.
+        """
+
+
 class CriticAgent(Protocol):
     """Optional methods of an Agent: inputs of value functions (DigiRL, PPO) that replace ``features``."""
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from digirl_dist.agent import critic
 from digirl_dist.errors import AgentError, StateError, TrainingError
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     import numpy as np
     import torch
 
-    from digirl_dist.agent import Actor, Agent
+    from digirl_dist.agent import Actor, Agent, TokenAgent
 
 _ROWS_AT_ONCE = 64
 """Screens that may be decoded at the same time."""
@@ -39,12 +39,25 @@ def decisions(
 
 def log_prob(agent: Agent, observations: Sequence[Observation], actions: Sequence[Json]) -> torch.Tensor:
     """Returns the actions' log-probabilities, shape [B], in float32 at least. Raises TrainingError."""
+    return _learnable(agent, "log_prob", agent.log_prob(observations, actions), (len(actions),))
+
+
+def token_log_probs(
+    agent: Agent, observations: Sequence[Observation], actions: Sequence[Json]
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Returns the log-probabilities of the actions' tokens, and which are tokens: both [B, T].
+
+    They are 0 beyond an action's end. An agent that does not speak in tokens has one per action. Raises TrainingError.
+    """
     import torch
 
-    found = _shaped(agent, "log_prob", agent.log_prob(observations, actions), (len(actions),))
-    if torch.is_grad_enabled() and not found.requires_grad:
-        raise TrainingError(f"{type(agent).__name__}.log_prob returned a tensor without gradient to the weights")
-    return found.to(torch.promote_types(found.dtype, torch.float32))
+    if not hasattr(agent, "token_log_probs"):
+        found = log_prob(agent, observations, actions)[:, None]
+        return found, torch.ones_like(found, dtype=torch.bool)
+    found, mask = cast("TokenAgent", agent).token_log_probs(observations, actions)
+    shape = len(actions), mask.shape[-1]
+    _shaped(agent, "token_log_probs", mask, shape)
+    return _learnable(agent, "token_log_probs", found, shape), mask
 
 
 def inputs(agent: Agent, observations: Sequence[Observation]) -> torch.Tensor:
@@ -98,9 +111,19 @@ def _plain(decision: Any, name: str) -> Decision | NoDecision:
         raise AgentError(f"{name} returned {_described(decision)} in place of a Decision")
     action = decision.action.tolist() if hasattr(decision.action, "tolist") else decision.action
     try:
-        return Decision(action, float(decision.log_prob))
+        return Decision(action, float(decision.log_prob), tuple(map(float, decision.token_log_probs)))
     except (TypeError, ValueError) as error:
-        raise AgentError(f"{name} returned a Decision whose log_prob is {decision.log_prob!r:.100}") from error
+        said = f"log_prob is {decision.log_prob!r:.100}, and token_log_probs {decision.token_log_probs!r:.100}"
+        raise AgentError(f"{name} returned a Decision whose {said}") from error
+
+
+def _learnable(agent: Agent, method: str, found: Any, shape: tuple[int, ...]) -> torch.Tensor:
+    import torch
+
+    found = _shaped(agent, method, found, shape)
+    if torch.is_grad_enabled() and not found.requires_grad:
+        raise TrainingError(f"{type(agent).__name__}.{method} returned a tensor without gradient to the weights")
+    return found.to(torch.promote_types(found.dtype, torch.float32))
 
 
 def _shaped(agent: Agent, method: str, found: Any, shape: tuple[int, ...]) -> torch.Tensor:

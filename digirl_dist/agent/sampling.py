@@ -7,6 +7,10 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
+from torch import nn
+
+from digirl_dist.trajectory import Decision
+from digirl_dist.types import Json
 
 
 def draw(log_probs: np.ndarray, rng: np.random.Generator) -> int:
@@ -35,10 +39,14 @@ class SamplingParams:
 
 @dataclass(frozen=True)
 class Answer:
-    """Tokens, the one that ended it included, and the natural log of their probability."""
+    """Tokens, the one that ended it included, and the natural log of each one's probability."""
 
     tokens: list[int]
-    log_prob: float
+    log_probs: list[float]
+
+    def decision(self, action: Json) -> Decision:
+        """Returns the decision for the action that the answer means."""
+        return Decision(action, sum(self.log_probs), self.log_probs)
 
 
 class AnswerSampler:
@@ -52,7 +60,7 @@ class AnswerSampler:
         self._sampling = sampling
         self._rngs = rngs
         self._tokens: list[list[int]] = [[] for _ in rngs]
-        self._sums = [0.0] * len(rngs)
+        self._log_probs: list[list[float]] = [[] for _ in rngs]
 
     def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
         """``scores`` are the logits [B, V]; those of the tokens drawn remain."""
@@ -60,12 +68,12 @@ class AnswerSampler:
         for row in filter(self._speaks, range(len(self._rngs))):
             token = draw(log_probs[row], self._rngs[row])
             self._tokens[row].append(token)
-            self._sums[row] += float(log_probs[row, token])
+            self._log_probs[row].append(float(log_probs[row, token]))
         last = torch.tensor([tokens[-1] for tokens in self._tokens], device=scores.device)
         return torch.full_like(scores, float("-inf")).scatter(1, last[:, None], 0.0)
 
     def answers(self) -> list[Answer]:
-        return [Answer(tokens, total) for tokens, total in zip(self._tokens, self._sums, strict=True)]
+        return [Answer(tokens, of_tokens) for tokens, of_tokens in zip(self._tokens, self._log_probs, strict=True)]
 
     def _speaks(self, row: int) -> bool:
         tokens = self._tokens[row]
@@ -83,7 +91,18 @@ def padded(rows: Sequence[Sequence[int]], filler: int = 0) -> tuple[torch.Tensor
 def log_probs_of_answers(
     logits: torch.Tensor, answers: Sequence[Sequence[int]], sampling: SamplingParams
 ) -> torch.Tensor:
-    """Natural log of each answer's probability, shape [B]; ``logits`` [B, T, V] are those from which it was chosen."""
+    """Natural log of each token's probability, shape [B, T], 0 beyond an answer's end.
+
+    ``logits`` [B, T, V] are those from which the tokens were chosen.
+    """
     tokens, mask = (part.to(logits.device) for part in padded(answers))
     of_tokens = sampling.log_probs(logits).gather(2, tokens[:, :, None])[:, :, 0]
-    return of_tokens.masked_fill(~mask, 0.0).sum(dim=1)
+    return of_tokens.masked_fill(~mask, 0.0)
+
+
+def joined(parts: Sequence[torch.Tensor], answers: Sequence[Sequence[int]]) -> tuple[torch.Tensor, torch.Tensor]:
+    """Returns log-probabilities [B, T] of all ``answers``, from those of some each, and the mask [B, T] of tokens."""
+    _, mask = padded(answers)
+    width = mask.shape[1]
+    whole = torch.cat([nn.functional.pad(part, (0, width - part.shape[1])) for part in parts])
+    return whole, mask.to(whole.device)

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, ClassVar, cast
 
 import numpy as np
@@ -13,7 +14,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor, distribute_tensor
 
-from digirl_dist.agent import Agent, AgentFactory, critic
+from digirl_dist.agent import Agent, AgentFactory, contract, critic
 from digirl_dist.errors import SettingsError
 from digirl_dist.parallel.compute_device import compute_exactly
 from digirl_dist.parallel.group import Group
@@ -75,18 +76,25 @@ class ShardedAgent(nn.Module):
         self.feature_size = int(cast(Any, agent).feature_size)
         self._critic, self.critic_size = critic(cast(Agent, agent))
 
-    def forward(self, method: str, *arguments: Any) -> Any:
-        """FSDP gathers around this call alone, so every other passes through it."""
-        return getattr(self._agent, method)(*arguments)
+    def forward(self, method: str | Callable[..., Any], *arguments: Any) -> Any:
+        """FSDP gathers around this call alone, so every other passes through it: methods, or functions of the agent."""
+        call = getattr(self._agent, method) if isinstance(method, str) else partial(method, self._agent)
+        return call(*arguments)
 
     def act(self, observations: Sequence[Observation], rngs: Sequence[np.random.Generator]) -> list[Decision]:
         return cast(list[Decision], self("act", observations, rngs))
 
     def log_prob(self, observations: Sequence[Observation], actions: Sequence[Json]) -> torch.Tensor:
+        return self.token_log_probs(observations, actions)[0].sum(dim=1)
+
+    def token_log_probs(
+        self, observations: Sequence[Observation], actions: Sequence[Json]
+    ) -> tuple[torch.Tensor, torch.Tensor]:
         """Computes as many rows on every rank, by repeating the last: some agents gather weights for every few rows."""
         more = self._group.largest(len(actions)) - len(actions)
         repeated = [*observations, *more * [observations[-1]]], [*actions, *more * [actions[-1]]]
-        return cast(torch.Tensor, self("log_prob", *repeated))[: len(actions)]
+        found, mask = self(contract.token_log_probs, *repeated)
+        return found[: len(actions)], mask[: len(actions)]
 
     def features(self, observations: Sequence[Observation]) -> torch.Tensor:
         return cast(torch.Tensor, self("features", observations))

@@ -15,6 +15,7 @@ import numpy as np
 
 from digirl_dist.errors import TrajectoryError
 from digirl_dist.trajectory import Observation, Step, Trajectory
+from digirl_dist.types import MOST_TOKENS
 
 MOST_STEPS = 10_000
 """Bounds an episode whose emulator alone decides when it ends."""
@@ -23,7 +24,7 @@ LARGEST_REWARD = 1e6
 LARGEST_NUMBER = 1e6
 """In an observation's vector or a continuous action; without sign."""
 LOWEST_LOG_PROB = -1e4
-"""An answer of 64 tokens, each the least probable of 100,000, has -737."""
+"""Of one token, or of an action of unknown tokens; 64 tokens, each the least probable of 100,000, have -737."""
 HIGHEST_LOG_PROB = 1e-3
 """Of an action that is one of finitely many; the rest is rounding."""
 HIGHEST_LOG_DENSITY = 1e3
@@ -39,6 +40,8 @@ FREE_MEMORY = 8 << 20
 MEMORY_OF_BYTE = 8
 """Bytes in memory for each byte of the episode's file."""
 
+_ROUNDING = 1e-3
+"""By how much sums may differ from what they should be, for each number in them."""
 _PIXELS_OF_BYTE = 16
 _BYTES_OF_PIXEL = 8
 _MOST_METADATA = 1 << 16
@@ -107,9 +110,26 @@ def check_step(step: Step) -> None:
         raise TrajectoryError(f"the reward is {step.reward:g}, which is no finite number")
     if abs(step.reward) > LARGEST_REWARD:
         raise TrajectoryError(f"the reward is {step.reward:g}; at most {LARGEST_REWARD:g} is allowed: scale it")
-    if not math.isnan(step.log_prob) and not LOWEST_LOG_PROB <= step.log_prob <= HIGHEST_LOG_DENSITY:
-        allowed = f"{LOWEST_LOG_PROB:g} to {HIGHEST_LOG_DENSITY:g}"
+    lowest = LOWEST_LOG_PROB * max(1, len(step.token_log_probs))
+    if not math.isnan(step.log_prob) and not lowest <= step.log_prob <= HIGHEST_LOG_DENSITY:
+        allowed = f"{lowest:g} to {HIGHEST_LOG_DENSITY:g}"
         raise TrajectoryError(f"the log-probability of the action is {step.log_prob:g}; {allowed} is allowed")
+    if step.token_log_probs:
+        _check_tokens(step)
+
+
+def _check_tokens(step: Step) -> None:
+    """Raises TrajectoryError unless there is one log-probability for each token, and ``log_prob`` is their sum."""
+    tokens = step.action.get("tokens") if isinstance(step.action, dict) else None
+    count = len(tokens) if isinstance(tokens, list) else 0
+    if not len(step.token_log_probs) == count <= MOST_TOKENS:
+        said = f"{len(step.token_log_probs)} log-probabilities of tokens for {count} tokens"
+        raise TrajectoryError(f"{said}; there must be one each, and at most {MOST_TOKENS}")
+    of_tokens = np.asarray(step.token_log_probs, np.float64)
+    if not (np.isfinite(of_tokens) & (of_tokens >= LOWEST_LOG_PROB) & (of_tokens <= HIGHEST_LOG_PROB)).all():
+        raise TrajectoryError(f"a token's log-probability is not between {LOWEST_LOG_PROB:g} and {HIGHEST_LOG_PROB:g}")
+    if not abs(of_tokens.sum() - step.log_prob) <= _ROUNDING * (1 + count):
+        raise TrajectoryError(f"log-probabilities of tokens sum up to {of_tokens.sum():g}, not to {step.log_prob:g}")
 
 
 def check_sums(episode: Trajectory, screens: Mapping[bytes, int]) -> None:

@@ -70,8 +70,8 @@ class InferenceResult:
     decision: Decision
 
     def to_message(self) -> Action:
-        log_prob = self.decision.log_prob
-        return Action(self.number, self.decision.action, None if math.isnan(log_prob) else log_prob)
+        log_prob, of_tokens = self.decision.log_prob, np.asarray(self.decision.token_log_probs, "<f4").tobytes()
+        return Action(self.number, self.decision.action, None if math.isnan(log_prob) else log_prob, of_tokens)
 
 
 @dataclass(frozen=True)
@@ -92,4 +92,7 @@ def reply_from(message: Action | NoAction) -> InferenceReply:
     if isinstance(message, NoAction):
         return InferenceFailure(message.number, message.reason)
     log_prob = math.nan if message.log_prob is None else message.log_prob
-    return InferenceResult(message.number, Decision(message.action, log_prob))
+    if len(message.token_log_probs) % 4:
+        raise ProtocolError(f"{len(message.token_log_probs)} bytes are no log-probabilities in float32")
+    of_tokens = tuple(np.frombuffer(message.token_log_probs, "<f4").tolist())
+    return InferenceResult(message.number, Decision(message.action, log_prob, of_tokens))

@@ -17,7 +17,7 @@ from msgspec import Meta
 from digirl_dist.capacity import Needs
 from digirl_dist.errors import ProtocolError
 from digirl_dist.tasks import Key, Ticket
-from digirl_dist.types import Json, Natural
+from digirl_dist.types import Json, Natural, TokenLogProbs
 
 PROTOCOL = 5
 """Raised when a message changes its meaning."""
@@ -201,6 +201,8 @@ class Action(_Message, frozen=True):
     action: Json
     log_prob: float | None
     """null if the agent does not know it."""
+    token_log_probs: TokenLogProbs = b""
+    """That of each of the action's tokens, as little-endian float32."""
 
 
 class NoAction(_Message, frozen=True):

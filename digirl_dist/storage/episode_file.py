@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import sys
 import zlib
+from array import array
 from collections.abc import Iterable, Sequence
 from functools import cache
 from pathlib import Path
@@ -26,7 +27,7 @@ from digirl_dist.settings import regular_file
 from digirl_dist.storage import atomic_files
 from digirl_dist.tasks import Purpose, Task, Ticket
 from digirl_dist.trajectory import Goal, Observation, Step, Trajectory, float32
-from digirl_dist.types import Json, Natural
+from digirl_dist.types import Json, Natural, TokenLogProbs
 
 SUFFIX = ".episode"
 _DIGEST_BYTES = 16
@@ -60,6 +61,7 @@ class _Done(msgspec.Struct, array_like=True, frozen=True, gc=False):
     terminated: bool
     truncated: bool
     achieved: str
+    token_log_probs: TokenLogProbs = b""
 
 
 class _Origin(msgspec.Struct, array_like=True, frozen=True):
@@ -199,8 +201,9 @@ def _decoded_texts(texts: Sequence[bytes], beside: int, size: int) -> list[str]:
 
 
 def _said(steps: Sequence[_Done], params: str) -> int:
-    """Returns about how many bytes actions, goals and params take in memory, before they are read."""
-    return sum(map(_value_bytes, (params, *(said for done in steps for said in (done.action, done.achieved)))))
+    """Returns about how many bytes actions, goals, params and numbers take in memory, before they are read."""
+    texts = sum(map(_value_bytes, (params, *(said for done in steps for said in (done.action, done.achieved)))))
+    return texts + sum(len(done.token_log_probs) for done in steps)
 
 
 def _value_bytes(said: str) -> int:
@@ -259,6 +262,7 @@ def _done(step: Step) -> _Done:
         bool(step.terminated),
         bool(step.truncated),
         goals,
+        np.asarray(step.token_log_probs, "<f4").tobytes(),
     )
 
 
@@ -268,9 +272,9 @@ def _observation(seen: _Seen, texts: Sequence[str], images: Sequence[bytes]) -> 
 
 
 def _step(seen: Observation, done: _Done) -> Step:
-    return Step(
-        seen, json.loads(done.action), done.log_prob, done.reward, done.terminated, done.truncated, goals(done.achieved)
-    )
+    of_tokens = array("f", np.frombuffer(done.token_log_probs, "<f4"))
+    action, met = json.loads(done.action), goals(done.achieved)
+    return Step(seen, action, done.log_prob, done.reward, done.terminated, done.truncated, met, of_tokens)
 
 
 def goals(said: str) -> list[Goal]:

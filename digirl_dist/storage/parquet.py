@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import json
 import math
+from array import array
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from itertools import chain
+from itertools import chain, pairwise
 from pathlib import Path
 from typing import Any, get_args
 
@@ -41,6 +42,7 @@ _COLUMNS: list[tuple[str, pa.DataType]] = [
     *_SEEN,
     ("action", pa.string()),
     ("log_prob", pa.float32()),
+    ("token_log_probs", _VECTOR),
     ("reward", pa.float32()),
     ("terminated", pa.bool_()),
     ("truncated", pa.bool_()),
@@ -114,6 +116,7 @@ def to_table(trajectory: Trajectory) -> pa.Table:
             **_shown("", step.observation),
             "action": json.dumps(step.action),
             "log_prob": step.log_prob,
+            "token_log_probs": list(step.token_log_probs),
             "reward": step.reward,
             "terminated": step.terminated,
             "truncated": step.truncated,
@@ -244,22 +247,29 @@ def _rows(batch: pa.RecordBatch, once: dict[object, Any]) -> Iterator[dict[str, 
         if name not in _MAY_BE_NULL and batch.column(name).null_count:
             raise TrajectoryError(f"the column {name} has nulls")
     plain = [name for name in batch.schema.names if name not in _OF_OBSERVATIONS]
-    columns = [batch.column(name).to_pylist() for name in plain]
+    columns = [_column(batch.column(name)) for name in plain]
     seen = [_observations(batch, prefix, once) for prefix in ("", "final_")]
     names = (*plain, "observation", "final_observation")
     return (dict(zip(names, row, strict=True)) for row in zip(*columns, *seen, strict=True))
 
 
 def _observations(batch: pa.RecordBatch, prefix: str, once: dict[object, Any]) -> Iterator[Observation | None]:
-    """Returns the observations of some rows; vectors never pass through Python's numbers, which take eight times as
-    much memory."""
+    """Returns the observations of some rows."""
     texts, images, vectors = (batch.column(f"{prefix}{name}") for name, _ in _SEEN)
-    has_vector = vectors.is_valid().to_pylist()
-    ends, numbers = vectors.offsets.to_numpy(), vectors.values.to_numpy(zero_copy_only=False)
-    for row, (said, shown) in enumerate(zip(texts, images, strict=True)):  # one by one: a batch may have 64 screens
+    rows = zip(texts, images, vectors.is_valid().to_pylist(), _column(vectors), strict=True)
+    for said, shown, has_vector, numbers in rows:  # one by one: a batch may have 64 screens
         text, image = said.as_py(), shown["bytes"].as_py() if shown.is_valid else None
-        vector = numbers[ends[row] : ends[row + 1]].copy() if has_vector[row] else None
+        vector = numbers.copy() if has_vector else None
         yield None if text is None else Observation(once.setdefault(text, text), once.setdefault(image, image), vector)
+
+
+def _column(cells: pa.Array) -> Sequence[Any]:
+    """Returns the cells of a column; lists of float32 as views of one array, since Python's numbers take eight times as
+    much memory."""
+    if cells.type != _VECTOR:
+        return cells.to_pylist()  # type: ignore[no-any-return]
+    numbers = cells.values.to_numpy(zero_copy_only=False)
+    return [numbers[first:last] for first, last in pairwise(cells.offsets.to_numpy())]
 
 
 def _shown(prefix: str, observation: Observation) -> dict[str, Any]:
@@ -304,4 +314,5 @@ def _step(row: dict[str, Any]) -> Step:
         terminated=row["terminated"],
         truncated=row["truncated"],
         achieved=goals(row["achieved"]),
+        token_log_probs=array("f", row["token_log_probs"]),
     )

@@ -131,6 +131,9 @@ def test_an_answer_has_the_probability_it_is_told_to_have_whatever_it_was_batche
     together = policy.act(THREE, rngs())
     told = policy.log_prob(THREE, [decision.action for decision in together])
     torch.testing.assert_close(told, torch.tensor([one.log_prob for one in together]), atol=1e-4, rtol=1e-5)
+    of_tokens, mask = policy.token_log_probs(THREE, [decision.action for decision in together])
+    told = torch.tensor([each for decision in together for each in decision.token_log_probs])
+    torch.testing.assert_close(of_tokens[mask], told, atol=1e-4, rtol=1e-4)
     for row, rng in enumerate(rngs()):
         [alone] = policy.act([THREE[row]], [rng])
         assert alone.action == together[row].action

@@ -75,6 +75,10 @@ def test_what_acting_says_of_its_probability_is_what_learning_computes(folder: P
     computed = agent.log_prob(SEEN * 3, [decision.action for decision in decisions])
     assert torch.allclose(computed, torch.tensor([decision.log_prob for decision in decisions]), atol=1e-5)
     assert all(decision.log_prob < -0.01 for decision in decisions)
+    of_tokens, mask = agent.token_log_probs(SEEN * 3, [decision.action for decision in decisions])
+    for decision, row, is_token in zip(decisions, of_tokens, mask, strict=True):
+        assert is_token.sum() == len(decision.action[TOKENS]) and not row[~is_token].any()
+        assert row[is_token].tolist() == pytest.approx(list(decision.token_log_probs), abs=1e-5)
 
 
 def test_a_row_does_not_depend_on_its_batch(folder: Path) -> None:

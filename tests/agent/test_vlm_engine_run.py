@@ -71,3 +71,4 @@ def _assert_exact(out: Path, model: Path, iteration: int) -> None:
     with torch.no_grad():
         computed = agent.log_prob([step.observation for step in steps], [step.action for step in steps])
     assert steps and torch.allclose(computed, torch.tensor([step.log_prob for step in steps]), atol=1e-4)
+    assert all(len(step.token_log_probs) == len(step.action["tokens"]) > 0 for step in steps)

@@ -80,6 +80,10 @@ def nested(levels: int) -> Any:
     return value
 
 
+def of_tokens(tokens: list[int], log_probs: list[float], log_prob: float = -0.5) -> dict[str, Any]:
+    return {"action": {"tokens": tokens}, "token_log_probs": log_probs, "log_prob": log_prob}
+
+
 LAST = step(terminated=True)
 
 
@@ -91,6 +95,11 @@ def episode(*steps: Step, **changed: Any) -> Trajectory:
 def test_an_episode_of_the_ticket_passes() -> None:
     GUARD.check(episode(), TICKET, "w1")
     GUARD.check(episode(step(), step(), step(truncated=True)), TICKET, "w1")
+
+
+def test_an_answer_of_many_unlikely_tokens_passes_where_its_sum_is_as_low() -> None:
+    long = step(**of_tokens([5] * 1000, [-20.0] * 1000, -2e4), terminated=True)
+    EpisodeGuard().check(episode(long), TICKET, "w1")
 
 
 def test_an_episode_of_a_task_with_other_params_is_refused() -> None:
@@ -126,6 +135,13 @@ def test_an_episode_of_a_task_with_other_params_is_refused() -> None:
             "more than 64 chunks",
         ),
         ({"observation": seen(image=commented(70_000))}, "bytes that are no pixels"),
+        (of_tokens([5, 7], [-0.5]), "1 log-probabilities of tokens for 2 tokens; there must be one each"),
+        (of_tokens([5], [-0.2, -0.3]), "2 log-probabilities of tokens for 1 tokens"),
+        ({"token_log_probs": [-0.5]}, "1 log-probabilities of tokens for 0 tokens"),
+        (of_tokens([5] * 32_769, [0.0] * 32_769, 0.0), "and at most 32768"),
+        (of_tokens([5, 7], [-0.5, math.nan]), "a token's log-probability is not between -10000 and 0.001"),
+        (of_tokens([5, 7], [0.5, -1.0]), "a token's log-probability is not between"),
+        (of_tokens([5, 7], [-0.5, -3.0]), "log-probabilities of tokens sum up to -3.5, not to -0.5"),
         ({"action": 3}, "outside of the action space: 3 is not an action"),
         ({"action": 1.0}, "outside of the action space"),
         ({"action": math.nan}, "outside of the action space"),

@@ -74,10 +74,16 @@ def test_a_malformed_request_is_refused(wrong: dict[str, Any]) -> None:
 def test_answers_come_across_as_they_are() -> None:
     for answer in (
         InferenceResult(4, Decision({"type": "tap", "at": [0.25, 0.5]}, -0.1234567890123)),
+        InferenceResult(4, Decision({"tokens": [7, 8]}, -1.75, (-0.25, -1.5))),
         InferenceFailure(5, "gone"),
     ):
         message = decode_host_message(encode(answer.to_message()))
         assert isinstance(message, Action | NoAction) and reply_from(message) == answer
+
+
+def test_bytes_that_are_no_numbers_are_refused() -> None:
+    with pytest.raises(ProtocolError, match="7 bytes are no log-probabilities"):
+        reply_from(Action(4, 0, -1.0, bytes(7)))
 
 
 def test_a_log_probability_that_is_not_known_comes_across_as_such() -> None:

@@ -50,12 +50,15 @@ def changed(*place: int, to: Any) -> bytes:
 
 
 def test_an_episode_reads_back_as_parquet_has_it(tmp_path: Path) -> None:
-    third = replace(episode().steps[0], reward=1 / 3, log_prob=-1 / 3)
-    written = replace(episode(), steps=[third, *episode().steps[1:]])
+    first, second, *more = episode().steps
+    third = replace(first, reward=1 / 3, log_prob=-1 / 3)
+    spoken = replace(second, action={"tokens": [5, 9]}, token_log_probs=[-1 / 3, -2.5])
+    written = replace(episode(), steps=[third, spoken, *more])
     episode_file.write(tmp_path / "e.episode", written)
     parquet.write(tmp_path / "e.parquet", [written])
     [stored] = parquet.read(tmp_path / "e.parquet")
     assert told(episode_file.read(tmp_path / "e.episode")) == told(stored)
+    assert [list(step.token_log_probs) for step in stored.steps] == [[], [np.float32(-1 / 3), -2.5], []]
     assert [path.name for path in tmp_path.iterdir() if path.suffix == ".part"] == []
 
 
@@ -72,7 +75,8 @@ def told(one: Trajectory) -> Any:
         return what.text, what.image, vector
 
     steps = [
-        (seen(s.observation), s.action, s.log_prob, s.reward, s.terminated, s.truncated, s.achieved) for s in one.steps
+        (seen(s.observation), s.action, s.log_prob, s.token_log_probs, s.reward, s.terminated, s.truncated, s.achieved)
+        for s in one.steps
     ]
     return one.ticket, one.episode_id, one.worker, one.slot, steps, seen(one.final_observation), one.success
 

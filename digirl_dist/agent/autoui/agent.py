@@ -14,7 +14,7 @@ from transformers.modeling_outputs import BaseModelOutput
 
 from digirl_dist.agent.autoui.encoders import ScreenEncoder, TextEncoder, mean_over
 from digirl_dist.agent.autoui.model import Pretrained
-from digirl_dist.agent.sampling import AnswerSampler, SamplingParams, log_probs_of_answers, padded
+from digirl_dist.agent.sampling import AnswerSampler, SamplingParams, joined, log_probs_of_answers, padded
 from digirl_dist.emulator.aitw import DECISION, PROMPT_BEGINS, AutoUiReader, to_autoui, to_prompt
 from digirl_dist.emulator.touch_actions import TOKENS, DeviceAction
 from digirl_dist.errors import ActionError
@@ -70,13 +70,18 @@ class AutoUiAgent(nn.Module):
         sampler = AnswerSampler(self._sampling, rngs)
         read = BaseModelOutput(last_hidden_state=read)
         self._model.generate(encoder_outputs=read, attention_mask=mask, logits_processor=LogitsProcessorList([sampler]))
-        return [Decision(self._action(answer.tokens), answer.log_prob) for answer in sampler.answers()]
+        return [answer.decision(self._action(answer.tokens)) for answer in sampler.answers()]
 
     def log_prob(self, observations: Sequence[Observation], actions: Sequence[Json]) -> torch.Tensor:
+        return self.token_log_probs(observations, actions)[0].sum(dim=1)
+
+    def token_log_probs(
+        self, observations: Sequence[Observation], actions: Sequence[Json]
+    ) -> tuple[torch.Tensor, torch.Tensor]:
         """Of what was said; of an action that came without tokens, AutoUI's way to say it; of a text, that text."""
         answers = [self._tokens(action) for action in actions]
         parts = [slice(first, first + _ROWS_AT_ONCE) for first in range(0, len(answers), _ROWS_AT_ONCE)]
-        return torch.cat([self._log_prob(observations[part], answers[part]) for part in parts])
+        return joined([self._log_prob(observations[part], answers[part]) for part in parts], answers)
 
     def features(self, observations: Sequence[Observation]) -> torch.Tensor:
         """What the critic's encoder (or the policy's own, without one) makes of the prompt, and the screenshot's."""

@@ -13,7 +13,7 @@ from torch import nn
 from transformers import LogitsProcessorList
 
 from digirl_dist.agent.pixels import opened
-from digirl_dist.agent.sampling import AnswerSampler, SamplingParams, log_probs_of_answers, padded
+from digirl_dist.agent.sampling import AnswerSampler, SamplingParams, joined, log_probs_of_answers, padded
 from digirl_dist.agent.vlm.pretrained import (
     ends_of,
     load_model,
@@ -76,12 +76,18 @@ class VlmAgent(nn.Module):
         return [decision for part in self._parts(rows) for decision in self._decide(part)]
 
     def log_prob(self, observations: Sequence[Observation], actions: Sequence[Json]) -> torch.Tensor:
+        return self.token_log_probs(observations, actions)[0].sum(dim=1)
+
+    def token_log_probs(
+        self, observations: Sequence[Observation], actions: Sequence[Json]
+    ) -> tuple[torch.Tensor, torch.Tensor]:
         """Of what was written; of an action that was not, its JSON. Raises TrajectoryError for impossible tokens.
 
-        With gradients, the activations of all rows are kept: that is what the algorithm's ``batch_size`` bounds.
+        With gradients, the activations of all rows are kept: that is what the algorithm's ``rows_at_once`` bounds.
         """
-        rows = list(zip(observations, [self.wording.tokens(action) for action in actions], strict=True))
-        return torch.cat([self._log_prob(part) for part in self._parts(rows)])
+        answers = [self.wording.tokens(action) for action in actions]
+        rows = list(zip(observations, answers, strict=True))
+        return joined([self._log_prob(part) for part in self._parts(rows)], answers)
 
     def features(self, observations: Sequence[Observation]) -> torch.Tensor:
         """The last hidden state at the end of the prompt."""
@@ -129,7 +135,7 @@ class VlmAgent(nn.Module):
         sampler = AnswerSampler(self._sampling, [rng for _, rng in rows])
         given = self._read([seen for seen, _ in rows])
         self._model.generate(**given, logits_processor=LogitsProcessorList([sampler]))
-        return [Decision(self.wording.action(answer), answer.log_prob) for answer in sampler.answers()]
+        return [answer.decision(self.wording.action(answer)) for answer in sampler.answers()]
 
     def _log_prob(self, rows: Sequence[tuple[Observation, list[int]]]) -> torch.Tensor:
         """What is written is [B, T]; only the logits from which it was drawn are computed."""

@@ -90,8 +90,8 @@ class ServedVlm:
     def act(self, adapter: str, observation: Observation, rng: np.random.Generator) -> Decision:
         """Returns one decision by the weights of that name."""
         sampled = self._sample(adapter, observation, rng)
-        answer = Answer(sampled.tokens, sum(sampled.log_probs))
-        return Decision(self._wording.action(answer), answer.log_prob)
+        answer = Answer(sampled.tokens, sampled.log_probs)
+        return answer.decision(self._wording.action(answer))
 
     def check(self, agent: VlmAgent) -> Exactness:
         """Compares log-probabilities with those of ``agent``, which is fresh, and gets weights that matter here.
@@ -118,7 +118,7 @@ class ServedVlm:
 
     def _apart(self, agent: VlmAgent, screens: list[Observation], answers: list[Sampled]) -> list[float]:
         """By how much the log-probability of each answer is off the agent's."""
-        actions: list[Json] = [self._wording.action(Answer(each.tokens, 0.0)) for each in answers]
+        actions: list[Json] = [self._wording.action(Answer(each.tokens, [])) for each in answers]
         with torch.no_grad():
             computed = agent.log_prob(screens, actions).double().cpu().tolist()
         return [abs(sum(answer.log_probs) - own) for answer, own in zip(answers, computed, strict=True)]
