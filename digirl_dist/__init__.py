@@ -22,6 +22,7 @@ __all__ = [
     "DiscreteActions",
     "Emulator",
     "EmulatorSpec",
+    "Endpoint",
     "Fleet",
     "Lost",
     "Observation",
@@ -44,6 +45,7 @@ _HOMES = {
     "DiscreteActions": "emulator",
     "Emulator": "emulator",
     "EmulatorSpec": "emulator",
+    "Endpoint": "api.endpoint",
     "Fleet": "api.fleet",
     "Lost": "collect.stream",
     "Observation": "trajectory",
@@ -61,6 +63,7 @@ _HOMES = {
 if TYPE_CHECKING:
     from digirl_dist.agent import Agent
     from digirl_dist.algorithm import Algorithm
+    from digirl_dist.api.endpoint import Endpoint
     from digirl_dist.api.fleet import Fleet
     from digirl_dist.api.policy import Policy
     from digirl_dist.api.run import Run

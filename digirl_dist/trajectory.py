@@ -60,12 +60,16 @@ class Decision:
     """An agent's answer to one observation: a JSON action and the natural log of its probability (density).
 
     An agent that speaks in tokens, which are the action's ``tokens``, also gives the log-probability of each of them.
-    ``log_prob`` is then their sum.
+    ``log_prob`` is then their sum. A chat endpoint gives its tokens beside the action, and those of the prompt.
     """
 
     action: Json
     log_prob: float
     token_log_probs: Sequence[float] = ()
+    tokens: Sequence[int] = ()
+    prompt_tokens: Sequence[int] = ()
+    policy_version: int | None = None
+    """The version that acted, if that is not its episode's."""
 
 
 @dataclass(frozen=True)
@@ -80,7 +84,8 @@ class Step:
     """One row of a trajectory: observation, action, reward, and the goals that the action met.
 
     ``token_log_probs`` has the log-probability of each of the action's ``tokens``; it is empty where the agent does not
-    speak in tokens, or its server does not report them.
+    speak in tokens, or its server does not report them. ``tokens`` are those of a chat endpoint's answer, and
+    ``prompt_tokens`` of what it read, where its server reports them.
     """
 
     observation: Observation
@@ -91,6 +96,10 @@ class Step:
     truncated: bool
     achieved: Sequence[Goal] = ()
     token_log_probs: Sequence[float] = ()
+    tokens: Sequence[int] = ()
+    prompt_tokens: Sequence[int] = ()
+    policy_version: int | None = None
+    """The version that acted, if that is not the episode's: with inference on the host, it may change within one."""
 
     @property
     def ended(self) -> bool:
@@ -116,6 +125,9 @@ def recorded(seen: Observation, decision: Decision, transition: Transition, is_c
         transition.truncated or (is_cut and not transition.terminated),
         transition.achieved,
         array("f", decision.token_log_probs),
+        array("i", decision.tokens),
+        array("i", decision.prompt_tokens),
+        decision.policy_version,
     )
 
 

@@ -17,6 +17,9 @@ Natural = Annotated[int, Meta(ge=0, le=2**53)]
 MOST_TOKENS = 1 << 15
 """Of one action."""
 
+TokenIds = Annotated[bytes, Meta(max_length=32 * MOST_TOKENS)]
+"""Ids of tokens, of an action or of the prompt before it, as little-endian int32."""
+
 TokenLogProbs = Annotated[bytes, Meta(max_length=4 * MOST_TOKENS)]
 """The natural log of the probability of each token of an action, as little-endian float32."""
 

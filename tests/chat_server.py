@@ -6,7 +6,7 @@ import json
 import threading
 import time
 import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -20,7 +20,7 @@ class Endpoint:
     """``script`` is what to do with the next requests; after it, every answer is ``then``."""
 
     url: str = ""
-    then: str = "Verdict: yes"
+    then: str | Answer = "Verdict: yes"
     script: list[Answer] = field(default_factory=list)
     requests: list[dict[str, Any]] = field(default_factory=list)
     """Bodies, each with its ``key`` and the monotonic time ``at`` which it came."""
@@ -33,8 +33,10 @@ def says(text: str | None) -> Answer:
     return answers_with(text, [])
 
 
-def answers_with(text: str | None, log_probs: list[float]) -> Answer:
-    """The same, with the log-probabilities of its tokens."""
+def answers_with(
+    text: str | None, log_probs: list[float], ids: Sequence[int] = (), prompt: Sequence[int] = ()
+) -> Answer:
+    """The same, with the log-probabilities of its tokens, and with their ids and the prompt's as vLLM tells them."""
 
     def answer(handler: BaseHTTPRequestHandler) -> None:
         message = {"role": "assistant", "content": text}
@@ -42,9 +44,10 @@ def answers_with(text: str | None, log_probs: list[float]) -> Answer:
         if log_probs:
             tokens = [{"token": "x", "logprob": each, "bytes": None, "top_logprobs": []} for each in log_probs]
             choice["logprobs"] = {"content": tokens, "refusal": None}
+        choice |= {"token_ids": list(ids)} if ids else {}
         usage = {"prompt_tokens": 1000, "completion_tokens": 10, "total_tokens": 1010}
         _send(handler, 200, {"id": "1", "object": "chat.completion", "created": 1, "model": "m", "choices": [choice],
-                             "usage": usage})  # fmt: skip
+                             "usage": usage, **({"prompt_token_ids": list(prompt)} if prompt else {})})  # fmt: skip
 
     return answer
 
@@ -141,7 +144,8 @@ def endpoint(port: int = 0) -> Iterator[Endpoint]:
             with served.lock:
                 asked = {"at": time.monotonic(), "key": self.headers["Authorization"], "path": self.path}
                 served.requests.append({**body, **asked})
-                answer = served.script.pop(0) if served.script else says(served.then)
+                then = says(served.then) if isinstance(served.then, str) else served.then
+                answer = served.script.pop(0) if served.script else then
             answer(self)
 
         def log_message(self, *_: object) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, cast
 
@@ -111,9 +112,11 @@ def _plain(decision: Any, name: str) -> Decision | NoDecision:
         raise AgentError(f"{name} returned {_described(decision)} in place of a Decision")
     action = decision.action.tolist() if hasattr(decision.action, "tolist") else decision.action
     try:
-        return Decision(action, float(decision.log_prob), tuple(map(float, decision.token_log_probs)))
-    except (TypeError, ValueError) as error:
-        said = f"log_prob is {decision.log_prob!r:.100}, and token_log_probs {decision.token_log_probs!r:.100}"
+        ids = (array("i", tokens).tolist() for tokens in (decision.tokens, decision.prompt_tokens))
+        return Decision(action, float(decision.log_prob), tuple(map(float, decision.token_log_probs)), *ids)
+    except (TypeError, ValueError, OverflowError) as error:
+        of_tokens = f"token_log_probs {decision.token_log_probs!r:.100}, and tokens {decision.tokens!r:.100}"
+        said = f"log_prob is {decision.log_prob!r:.100}, {of_tokens}"
         raise AgentError(f"{name} returned a Decision whose {said}") from error
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, wait
 from typing import Any
 
@@ -12,14 +12,20 @@ import numpy as np
 
 from digirl_dist.agent.contract import ActsAlone
 from digirl_dist.agent.prompts import conversation, read_or_wait
-from digirl_dist.chat import image_part
-from digirl_dist.chat.client import Answered, ChatServer, Outage, key_of
+from digirl_dist.chat import Messages, image_part
+from digirl_dist.chat.client import Answered, ChatServer, Outage, Sampled, key_of
 from digirl_dist.emulator.touch_actions import SAID
-from digirl_dist.errors import ChatAway, TrajectoryError
+from digirl_dist.errors import AgentError, ChatAway, ChatRefused, DigirlDistError, TrajectoryError
+from digirl_dist.plain_text import in_short
 from digirl_dist.settings import ChatSettings
 from digirl_dist.trajectory import Decision, NoDecision, Observation
+from digirl_dist.types import Json
+from digirl_dist.user_code.blame import blaming
 
 _GRACE_S = 1.0
+_SHOWN = 200
+_FOR_TOKENS: dict[str, Json] = {"logprobs": True, "return_token_ids": True, "return_tokens_as_token_ids": True}
+"""What vLLM and SGLang, and older versions of vLLM, are asked for. Servers of others may refuse it."""
 
 
 class EndpointAgent(ActsAlone):
@@ -29,11 +35,32 @@ class EndpointAgent(ActsAlone):
     ticket brings the same actions only from a server that heeds seeds.
     """
 
-    def __init__(self, settings: ChatSettings, system: str, seeded: bool) -> None:
-        """``system`` replaces the general rules; ``seeded``: each request has a seed that follows from its ticket."""
+    def __init__(
+        self,
+        settings: ChatSettings,
+        system: str,
+        seeded: bool,
+        messages: Callable[[Observation], Messages] | None = None,
+        read: Callable[[str], Json] | None = None,
+        tokens: bool = False,
+        called: Mapping[str, str] | None = None,
+    ) -> None:
+        """``system`` replaces the general rules; ``seeded``: each request has a seed that follows from its ticket.
+
+        ``messages`` makes the chat of an observation and ``read`` the action of an answer, in place of those for
+        screens. ``tokens``: ask for token ids; a server that refuses that is asked without. ``called``: see
+        ``ChatServer``.
+        """
         self._settings = settings
+        self._messages = messages or self._about_screen
         self._system = system
         self._seeded = seeded
+        self._read = read or _device_action
+        self._asks_tokens: bool | None = None if tokens else False
+        """None: whether the server knows what that is has yet to be seen."""
+        self._called = called
+        self.costs_an_episode: type[DigirlDistError] = ChatAway
+        """Errors that do; others are raised."""
         self._server: ChatServer | None = None
 
     def act(
@@ -43,43 +70,86 @@ class EndpointAgent(ActsAlone):
 
         Raises ChatRefused where it refuses, and SettingsError where this machine has not the key.
         """
+        self.connect()
         until = time.monotonic() + self._settings.outage_s + self._settings.answer_s + _GRACE_S
-        asked = [self._ask(seen, rng) for seen, rng in zip(observations, rngs, strict=True)]
+        asked = [self._begin(seen, rng) for seen, rng in zip(observations, rngs, strict=True)]
         wait(asked, until - time.monotonic())
         return [self._decision(answer) for answer in asked]
 
-    def _ask(self, seen: Observation, rng: np.random.Generator) -> Future[Answered]:
-        """In a thread that ends with the process: a server may take its time over the limit."""
+    def decide(self, seen: Observation, rng: np.random.Generator, away: Callable[[Outage], None]) -> Decision:
+        """Returns one decision; ``away`` is called after each failed attempt.
+
+        Raises ChatAway, ChatRefused, SettingsError where this machine has not the key, and AgentError for an answer
+        that ``read`` cannot read.
+        """
+        with blaming("Endpoint.messages", AgentError):
+            chat = self._messages(seen)
+        seed: dict[str, Json] = {"seed": int(rng.integers(2**31))} if self._seeded else {}
+        answer = self._answer(chat, away, seed)
+        try:
+            action = self._read(answer.text)
+        except Exception as error:  # not blamed on a line of code: the model may have written anything
+            why = f"{type(error).__name__}: {in_short(error, _SHOWN)}"
+            raise AgentError(f"Endpoint.read cannot read {answer.text[:_SHOWN]!r}: {why}") from error
+        told = answer.sampled or Sampled([], [], None)
+        return Decision(action, answer.log_prob, told.log_probs, told.tokens, told.prompt or ())
+
+    def connect(self) -> ChatServer:
+        """The key is looked for where it is needed: on the machine that acts. Raises SettingsError."""
+        if self._server is None:
+            self._server = ChatServer(self._settings, key_of(self._settings, "agent"), "agent", self._called)
+        return self._server
+
+    def close(self) -> None:
+        """Ends waiting for the server."""
+        if self._server is not None:
+            self._server.close()
+
+    def _answer(self, chat: Messages, away: Callable[[Outage], None], further: dict[str, Json]) -> Answered:
+        server = self.connect()
+        if self._asks_tokens is not False:
+            try:
+                answer = server.ask(chat, away, further | _FOR_TOKENS)
+            except ChatRefused:
+                if self._asks_tokens:
+                    raise
+            else:
+                self._asks_tokens = True
+                return answer
+        answer = server.ask(chat, away, further)
+        self._asks_tokens = False
+        return answer
+
+    def _about_screen(self, seen: Observation) -> Messages:
         if seen.image is None:
             raise TrajectoryError("an observation has no screenshot, which this agent needs")
-        chat = conversation(seen.text, image_part(seen.image), self._system)
-        further = {"seed": int(rng.integers(2**31))} if self._seeded else {}
-        server, future = self._connected(), Future[Answered]()
+        return conversation(seen.text, image_part(seen.image), self._system)
+
+    def _begin(self, seen: Observation, rng: np.random.Generator) -> Future[Decision]:
+        """In a thread that ends with the process: a server may take its time over the limit."""
+        future = Future[Decision]()
 
         def work() -> None:
             try:
-                future.set_result(server.ask(chat, _quietly, further))
+                future.set_result(self.decide(seen, rng, _quietly))
             except BaseException as error:  # whoever waits is told
                 future.set_exception(error)
 
         threading.Thread(target=work, name="endpoint", daemon=True).start()
         return future
 
-    def _connected(self) -> ChatServer:
-        """The key is looked for where it is needed: on the machine that acts."""
-        if self._server is None:
-            self._server = ChatServer(self._settings, key_of(self._settings, "agent"), "agent")
-        return self._server
-
-    def _decision(self, answer: Future[Answered]) -> Decision | NoDecision:
+    def _decision(self, answer: Future[Decision]) -> Decision | NoDecision:
         if not answer.done():
             return NoDecision(f"{self._server} did not answer within its limit")
         try:
-            told = answer.result()
-        except ChatAway as error:
+            return answer.result()
+        except self.costs_an_episode as error:
             return NoDecision(str(error))
-        action: dict[str, Any] = {**read_or_wait(told.text).to_json(), SAID: told.text}
-        return Decision(action, told.log_prob)
+
+
+def _device_action(said: str) -> Json:
+    action: dict[str, Any] = {**read_or_wait(said).to_json(), SAID: said}
+    return action
 
 
 def _quietly(_: Outage) -> None:

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 from digirl_dist.agent import contract
 from digirl_dist.api import arguments
+from digirl_dist.api.endpoint import Endpoint, Endpoints
 from digirl_dist.api.episodes import Episodes
 from digirl_dist.api.rollouts import Act, FunctionAgent, Group, Rollouts
 from digirl_dist.api.training import compose
@@ -32,7 +33,6 @@ from digirl_dist.trajectory import Trajectory
 from digirl_dist.types import Closeable, Json
 
 if TYPE_CHECKING:
-    from digirl_dist.agent import Agent
     from digirl_dist.api.policy import Policy
     from digirl_dist.assembly.collector import OpenFleet
     from digirl_dist.settings import Settings
@@ -139,8 +139,9 @@ class Fleet(Closeable):
     def update(self, act: Policy | Act, version: int | None = None) -> int:
         """Has all episodes that begin from now on act with this policy; returns its version.
 
-        ``version`` is your own number for it, larger than those before; without it, the next one. Raises SettingsError
-        for another agent than that of the policy before.
+        Where the host acts (a function, an endpoint, ``inference=host``), so do those under way, from their next step
+        on: such steps have a ``policy_version`` of their own. ``version`` is your own number for it, larger than those
+        before; without it, the next one. Raises SettingsError for another agent than that of the policy before.
         """
         rollouts, checkpoint = self._send(act, version, is_update=True)
         rollouts.act_with(checkpoint)
@@ -163,8 +164,9 @@ class Fleet(Closeable):
         ``agent``, or ``cancelled``. Episodes that are lost run again, on other machines, before they count as lost.
 
         Args:
-            act: the policy, if it is not the one of the call before: a ``Policy``, whose weights go to the workers, or
-                a function of this process that returns a decision (or an action) for each of a list of observations.
+            act: the policy, if it is not the one of the call before: a ``Policy``, whose weights go to the workers, a
+                function of this process that returns a decision (or an action) for each of a list of observations, or
+                an ``Endpoint``.
             seed: how the emulator starts; None draws one of the ``share``, the same for all of a ``group``.
             key: your own name for the rollout, which is durable in ``save_path``. Who asks for the same key again,
                 also in another process after a crash, gets the same episode; one that was lost runs again.
@@ -286,21 +288,25 @@ class Fleet(Closeable):
             policy = self._sent[0] if act is None and self._sent else self._policy(act)
             self._start(policy)
             assert self._rollouts is not None
-            changes = is_update and type(policy.agent) is FunctionAgent  # whose weights nobody sees
+            changes = is_update and _acts_here(policy)  # its weights are not seen here
             return self._rollouts, self._checkpoint(policy, version, changes)
 
     def _policy(self, act: Any) -> Policy:
         """Returns a policy as it is, or one that is a function of this process."""
         from digirl_dist.api.policy import Policy
 
-        if isinstance(act, Policy) or not callable(act):
-            arguments.of_kind("policy", act, Policy, "a Policy, such as Run(...).policy(), or a function")
+        kind = Endpoints if isinstance(act, Endpoint) else FunctionAgent
+        if isinstance(act, Policy) or not (callable(act) or kind is Endpoints):
+            arguments.of_kind("policy", act, Policy, "a Policy, such as Run(...).policy(), a function or an Endpoint")
             return cast(Policy, act)
-        if self._sent is not None and isinstance(agent := cast(Any, self._sent[0].agent), FunctionAgent):
-            agent.function = act
+        if self._sent is not None and type(agent := cast(Any, self._sent[0].agent)) is kind:
+            agent.use(act)
             return self._sent[0]
-        made = FunctionAgent(act)
-        return Policy(lambda: cast("Agent", made))
+        made = kind(act)
+        policy = Policy(lambda: made)
+        if isinstance(act, Endpoint) and act.read is None:
+            policy.settings = act.settings  # its emulators show texts as agent=endpoint reads them
+        return policy
 
     def _start(self, policy: Policy) -> OpenFleet:
         from digirl_dist.assembly.collector import open_fleet
@@ -313,12 +319,13 @@ class Fleet(Closeable):
         if self._process != os.getpid():
             raise SettingsError(f"this fleet is that of process {self._process}, the parent: open another one here")
         if self._started is None:
-            settings = _acted_by(policy, self._settings)
-            acts_here = type(policy.agent) is FunctionAgent
+            settings, acts_here = _acted_by(policy, self._settings), _acts_here(policy)
             if acts_here:
                 settings = replace(settings, inference=Inference.host)
             refuse_before_start(settings, None, Command.fleet)
             device = build_device(settings, settings.emulator)  # as this agent uses it
+            if acts_here:  # it may not know how probable its actions are
+                device = replace(device, guard=replace(device.guard, knows_log_prob=False))
             first = self._first_round(self._folder)
             self._started = open_fleet(settings, device, policy.factory, self._folder, self._stack, acts_here)
             self._rollouts = Rollouts(self._started, first)
@@ -335,6 +342,9 @@ class Fleet(Closeable):
         if changes or is_new or self._sent is None or wanted not in (None, self._sent[1].iteration):
             checkpoints = Checkpoints(self._folder / "checkpoints", keep=3, policy=policy.described)
             newest = checkpoints.newest()
+            kinds: set[type] = {type(one.agent) for one in ((self._sent or [policy])[0], policy)}
+            if len(kinds) > 1 and not kinds.isdisjoint(_CALLERS):
+                raise SettingsError("something else acts for this fleet; open a second Fleet for this")
             if newest is not None and _shapes(newest.tensors) != _shapes(weights):
                 raise SettingsError("this fleet runs another agent; open a second Fleet for this policy")
             least = 0 if newest is None else newest.iteration + 1
@@ -369,6 +379,14 @@ class Fleet(Closeable):
         paths = [*trajectories.glob("[0-9]*.parquet"), *trajectories.glob(".landing/[0-9]*")]
         leased = [grant.key.iteration for grant in LeaseLedger(folder / "leases.jsonl").known()]
         return max([int(path.stem) for path in paths] + leased, default=-1) + 1
+
+
+def _acts_here(policy: Policy) -> bool:
+    """Returns whether it is the caller's own: a function, or an endpoint."""
+    return isinstance(policy.agent, _CALLERS)
+
+
+_CALLERS = FunctionAgent, Endpoints
 
 
 _open: weakref.WeakSet[Fleet] = weakref.WeakSet()

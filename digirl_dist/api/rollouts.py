@@ -6,12 +6,14 @@ import hashlib
 import queue
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from digirl_dist.agent.contract import ActsAlone
+from digirl_dist.api.endpoint import Endpoint
 from digirl_dist.api.episodes import Episode
 from digirl_dist.collect.rollout_log import RolloutLog
 from digirl_dist.collect.stream import Lost, Request, Rollout, Stream
@@ -22,8 +24,9 @@ if TYPE_CHECKING:
     from digirl_dist.assembly.collector import OpenFleet
     from digirl_dist.storage.checkpoint import Checkpoint
 
-Act = Callable[[Sequence[Observation]], Sequence[Any]]
-"""Returns a Decision for each observation, or an action, which then counts as certain: log-probability 0."""
+Act = Callable[[Sequence[Observation]], Sequence[Any]] | Endpoint
+"""A function that returns a Decision for each observation, or an action, which then counts as certain:
+log-probability 0. Or an endpoint."""
 
 _CLOSE_S = 20.0
 _LOOK_S = 0.5
@@ -45,14 +48,17 @@ class Group(Sequence[Episode]):
         return self.episodes[place]
 
 
-class FunctionAgent:
+class FunctionAgent(ActsAlone):
     """An agent that is a function of the caller's process, the newest that the caller named.
 
     It has no weights: what it acts with is the caller's.
     """
 
-    def __init__(self, act: Act) -> None:
-        self.function = act
+    def __init__(self, newest: Callable[[Sequence[Observation]], Sequence[Any]]) -> None:
+        self.use(newest)
+
+    def use(self, newest: Callable[[Sequence[Observation]], Sequence[Any]]) -> None:
+        self.function = newest
 
     def act(
         self, observations: Sequence[Observation], rngs: Sequence[np.random.Generator]
@@ -60,15 +66,6 @@ class FunctionAgent:
         return [
             one if isinstance(one, Decision | NoDecision) else Decision(one, 0.0) for one in self.function(observations)
         ]
-
-    def train(self, mode: bool = True) -> FunctionAgent:
-        return self
-
-    def state_dict(self) -> dict[str, Any]:
-        return {}
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """There is nothing to load."""
 
 
 class Rollouts:
@@ -182,7 +179,7 @@ class Rollouts:
             why = str(error) if not self._is_closed else why
         with self._lock:
             self._thread = None
-            self._stream.end(Lost("infrastructure", why))
+            self._stream.end(why)
 
 
 @dataclass(eq=False)

@@ -65,7 +65,9 @@ class RunContext:
     source: configuration.Source | None = None
     """Where the settings came from, if workers that are added there while the run goes on shall join it."""
     acts_here: bool = False
-    """Whether the agent is a function of this process, which acts for all workers."""
+    """Whether the agent is the caller's, a function or an endpoint, which acts for all workers."""
+    newest: bool = False
+    """Whether what acts on the host is the newest policy, also in episodes that began before."""
     shares: Shares = field(default_factory=Shares)
     """What the workers' episodes have cost; one for all of them."""
 
@@ -93,10 +95,9 @@ def _emulators(context: RunContext, stack: ExitStack) -> StreamingCollector:
     """What runs episodes."""
     if context.settings.parallel is Parallel.host:
         return collector_plugin(context.settings).build(context, stack)
-    settings, agent = context.settings, placed(context.settings, context.agent)
-    return inline_collector(
-        settings, context.device, agent, context.store, context.events, context.status, context.closing
-    )
+    settings, told = context.settings, (context.store, context.events, context.status)
+    agent = context.agent if context.acts_here else placed(settings, context.agent)
+    return inline_collector(settings, context.device, agent, *told, context.closing, context.acts_here)
 
 
 def _judged(collector: StreamingCollector, context: RunContext) -> StreamingCollector:
@@ -114,12 +115,13 @@ def inline_collector(
     events: Events,
     status: Status,
     closing: Closing,
+    newest: bool = False,
 ) -> StreamingCollector:
-    """Episodes in emulator processes of this machine."""
+    """Episodes in emulator processes of this machine. ``newest``: that policy version acts in all of them."""
     from digirl_dist.collect.inline import InlineCollector, InlineJob
 
     pool = pool_size(settings.bsize if isinstance(settings.bsize, int) else None, Machine.here(), device.needs)
-    job = InlineJob(agent, device.factory, pool, slot_limits(settings.limits), device.max_steps, device.guard)
+    job = InlineJob(agent, device.factory, pool, slot_limits(settings.limits), device.max_steps, device.guard, newest)
     terms = Terms(closing, settings.limits.set_aside_share)
     return InlineCollector(job, settings.limits.episode_attempts, terms, store, events, status)
 
@@ -272,7 +274,8 @@ def _host_policy(context: RunContext) -> HostPolicy | None:
 
         return build_engine(context, settings.engine)
     log = context.folder.root / "policy.log"
-    return build_host_policy(settings, context.agent, log, context.events, context.status, context.acts_here)
+    told = context.events, context.status
+    return build_host_policy(settings, context.agent, log, *told, context.acts_here, context.newest)
 
 
 @dataclass(frozen=True)
@@ -304,7 +307,8 @@ def open_fleet(
     plan = Plan(device.tasks, 1, settings.seed)
     store = Store(folder.trajectories)
     store.sweep()
-    context = RunContext(settings, device, agent, plan, folder, store, events, status, acts_here=acts_here)
+    parts = settings, device, agent, plan, folder, store, events, status
+    context = RunContext(*parts, acts_here=acts_here, newest=True)
     emulators = _emulators(context, stack)
     stack.callback(emulators.close)
     return OpenFleet(context, _judged(emulators, context), emulators)

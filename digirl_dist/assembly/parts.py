@@ -41,7 +41,7 @@ if TYPE_CHECKING:
     from digirl_dist.algorithm import AlgorithmFactory
     from digirl_dist.emulator import EmulatorSpec
     from digirl_dist.fleet.roster import WorkerConfig
-    from digirl_dist.inference.policy_server import PolicyServer
+    from digirl_dist.inference.policy_server import HostPolicy
     from digirl_dist.judge import Judge
     from digirl_dist.storage.events import Events
     from digirl_dist.storage.status import Status
@@ -233,19 +233,32 @@ def build_algorithm(settings: Settings, device: Device) -> AlgorithmFactory:
 
 
 def build_host_policy(
-    settings: Settings, agent: AgentFactory, log: Path, events: Events, status: Status, acts_here: bool = False
-) -> PolicyServer | None:
+    settings: Settings,
+    agent: AgentFactory,
+    log: Path,
+    events: Events,
+    status: Status,
+    acts_here: bool = False,
+    newest: bool = False,
+) -> HostPolicy | None:
     """Returns what acts for all workers; None where each acts itself. ``log`` gets what its process prints.
 
-    ``acts_here``: in this process, as a function of the caller's must.
+    ``acts_here``: in this process, as what is the caller's must. ``newest``: that version acts for all episodes.
     """
     if settings.inference is Inference.worker:
         return None
+    from digirl_dist.inference.engine_policies import EnginePolicies, Outages, ServedAgent
     from digirl_dist.inference.policy_server import Batching, InThisProcess, PolicyProcess, PolicyServer
     from digirl_dist.user_code.packing import pack
 
+    made: Any = agent() if acts_here else None
+    if isinstance(made, ServedAgent):
+        made.away = outages = Outages(events, status, made.endpoint.url)
+        return EnginePolicies(made, made.endpoint.at_once, outages, made.close, newest)
     batching, limit_s = Batching(settings.inference_batch, settings.inference_wait_ms / 1000), settings.limits.stuck_s
-    process = InThisProcess(agent) if acts_here else PolicyProcess(pack(placed(settings, agent)), log, limit_s)
+    if acts_here:
+        return PolicyServer(InThisProcess(agent), batching, limit_s, events, status)
+    process = PolicyProcess(pack(placed(settings, agent)), log, limit_s, newest)
     return PolicyServer(process, batching, limit_s, events, status)
 
 

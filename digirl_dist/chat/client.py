@@ -44,10 +44,25 @@ class Pace:
 _SHORTEST_KEY = 8
 """Servers without keys are given a word, which answers may contain."""
 T = TypeVar("T")
+_TokenId = Annotated[int, msgspec.Meta(ge=0, lt=2**31)]
 
+_TOKEN_ID = re.compile(r"token_id:(\d{1,10})")
+_LEAST_LOG_PROB = -9998.0
+"""Below it a log-probability is not known: servers write -9999 or less then."""
+_ABOVE_ONE = 1e-4
+"""By which rounding may lift a log-probability above 0."""
 _OPENAI = "https://api.openai.com/v1"
 _FIRST_PAUSE_S = 0.5
 _LONGEST_PAUSE_S = 30.0
+
+
+@dataclass(frozen=True)
+class Sampled:
+    """The tokens of an answer, the natural log of each one's probability, and its prompt's tokens if they are told."""
+
+    tokens: list[int]
+    log_probs: list[float]
+    prompt: list[int] | None
 
 
 @dataclass(frozen=True)
@@ -58,6 +73,8 @@ class Answered:
     log_prob: float
     tokens_in: int
     tokens_out: int
+    sampled: Sampled | None
+    """None if the server tells no token ids or no log-probabilities."""
 
 
 @dataclass(frozen=True)
@@ -105,25 +122,43 @@ class ChatServer:
 
     def ask(self, chat: Messages, away: Callable[[Outage], None], further: dict[str, Json] | None = None) -> Answered:
         """Returns one answer. Adds ``further`` to the request; raises what ``complete`` raises."""
-        completion = self.complete(chat, away, further or {}, _COMPLETIONS)
+        completion = self.complete(chat, away, further or {})
         choice, usage = completion.choices[0], completion.usage or _Usage()
+        if choice.message is None:
+            raise self._no("chat completion", "it has no message")
         said = self._without_key(choice.message.content or "")
-        return Answered(said, _log_prob(choice), usage.prompt_tokens or 0, usage.completion_tokens or 0)
+        in_and_out = usage.prompt_tokens or 0, usage.completion_tokens or 0
+        return Answered(said, _log_prob(choice), *in_and_out, self.sampled(completion))
+
+    def sampled(self, answer: Completion) -> Sampled | None:
+        """Returns the tokens of an answer, if both ids and log-probabilities are there. Raises ChatRefused for
+        impossible ones, and for an answer that was broken off."""
+        choice = answer.choices[0]
+        chances = (choice.logprobs and choice.logprobs.content) or ()
+        tokens = choice.token_ids or choice.response_token_ids or [number for each in chances for number in each.ids()]
+        if not tokens or not chances:
+            return None
+        log_probs = [math.nan if each.logprob is None else each.logprob for each in chances]
+        if len(log_probs) != len(tokens):
+            raise ChatRefused(f"{self} sends {len(log_probs)} log-probabilities for {len(tokens)} tokens")
+        if wrong := [each for each in log_probs if not _LEAST_LOG_PROB < each <= _ABOVE_ONE]:
+            raise ChatRefused(f"{self} sends {wrong[0]} as a log-probability")
+        if choice.finish_reason not in ("stop", "length"):
+            raise ChatRefused(f"{self} broke an answer off: {one_line(str(choice.finish_reason))[:100]}")
+        return Sampled(tokens, log_probs, answer.prompt_token_ids or choice.prompt_token_ids)
 
     def _without_key(self, text: str) -> str:
         """Answers are stored: a server that repeats the key shall not get it into the run folder."""
         return text.replace(self._key, HIDDEN) if len(self._key) >= _SHORTEST_KEY else text
 
-    def complete(
-        self, chat: Messages, away: Callable[[Outage], None], further: dict[str, Json], form: msgspec.json.Decoder[T]
-    ) -> T:
-        """Returns one answer, read in the given form. Calls ``away`` after each failed attempt.
+    def complete(self, chat: Messages, away: Callable[[Outage], None], further: dict[str, Json]) -> Completion:
+        """Returns one answer. Calls ``away`` after each failed attempt.
 
         Raises ChatRefused if a retry cannot help, ChatAway after ``outage_s`` or ``close``. Both come without their
         cause, because its request carries the key.
         """
         body = {"model": self._settings.model, "messages": chat, **self._request, **further}
-        return self._read(self.call("/chat/completions", body, away), form, "chat completion")
+        return self._read(self.call("/chat/completions", body, away), _COMPLETIONS, "chat completion")
 
     def call(self, path: str, body: Any, away: Callable[[Outage], None]) -> bytes:
         """Returns what the server sends back: to a POST of ``body``, to a GET without one. Raises as ``complete``."""
@@ -161,8 +196,10 @@ class ChatServer:
         try:
             return form.decode(content)
         except (msgspec.MsgspecError, ValueError, RecursionError) as error:
-            told = one_line(str(error)[:200])
-            raise ChatRefused(f"{self} sends no {what}; is {self._called['base_url']} right? ({told})") from None
+            raise self._no(what, one_line(str(error)[:200])) from None
+
+    def _no(self, what: str, why: str) -> ChatRefused:
+        return ChatRefused(f"{self} sends no {what}; is {self._called['base_url']} right? ({why})")
 
     def _reason(self, error: ExchangeError) -> str:
         """Returns the error's text without the key, which some servers repeat."""
@@ -183,6 +220,12 @@ class ChatServer:
 
 class _TokenChance(msgspec.Struct):
     logprob: float | None = None
+    token: str | None = None
+
+    def ids(self) -> list[int]:
+        """Returns the token's id, if that stands in its place: vLLM's ``return_tokens_as_token_ids``."""
+        found = _TOKEN_ID.fullmatch(self.token or "")
+        return [int(found[1])] if found else []
 
 
 class _Chances(msgspec.Struct):
@@ -194,8 +237,12 @@ class _Message(msgspec.Struct):
 
 
 class _Choice(msgspec.Struct):
-    message: _Message
+    message: _Message | None = None
     logprobs: _Chances | None = None
+    finish_reason: str | None = None
+    token_ids: list[_TokenId] | None = None
+    response_token_ids: list[_TokenId] | None = None
+    prompt_token_ids: list[_TokenId] | None = None
 
 
 class _Usage(msgspec.Struct):
@@ -203,14 +250,19 @@ class _Usage(msgspec.Struct):
     completion_tokens: Natural | None = None
 
 
-class _Completion(msgspec.Struct):
-    """What is read of an answer; everything else in it is left alone."""
+class Completion(msgspec.Struct):
+    """What is read of an answer; everything else in it is left alone.
+
+    vLLM has the prompt's tokens here, SGLang in the choice, and the answer's as ``response_token_ids``.
+    """
 
     choices: Annotated[list[_Choice], msgspec.Meta(min_length=1)]
     usage: _Usage | None = None
+    model: str = ""
+    prompt_token_ids: list[_TokenId] | None = None
 
 
-_COMPLETIONS = msgspec.json.Decoder(_Completion)
+_COMPLETIONS = msgspec.json.Decoder(Completion)
 
 
 def _log_prob(choice: _Choice) -> float:

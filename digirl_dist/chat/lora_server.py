@@ -6,37 +6,22 @@ names of adapters.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
-from typing import Annotated
 
 import msgspec
 
 from digirl_dist.chat import Messages
-from digirl_dist.chat.client import ChatServer, Outage, key_of
+from digirl_dist.chat.client import ChatServer, Outage, Sampled, key_of
 from digirl_dist.errors import ChatError, ChatRefused, SettingsError
 from digirl_dist.plain_text import one_line
 from digirl_dist.settings import OpenAIEngineSettings
-from digirl_dist.types import Json, Natural
+from digirl_dist.types import Json
 
 _REACH_S = 10.0
 _CALLED = {"base_url": "engine.url", "model": "agent.model", "request": "the server's own log"}
-_LEAST_LOG_PROB = -9998.0
-"""Below it a log-probability is not known: both servers write -9999 or less then."""
-_ABOVE_ONE = 1e-4
-"""By which rounding may lift a log-probability above 0."""
-
-
-@dataclass(frozen=True)
-class Sampled:
-    """An answer: its tokens, the natural log of each one's probability, and its prompt's tokens if they are told."""
-
-    tokens: list[int]
-    log_probs: list[float]
-    prompt: list[int] | None
 
 
 class LoraServer:
@@ -82,10 +67,16 @@ class LoraServer:
         """
         model = f"{self._base.id}:{adapter}" if self._is_sglang else adapter
         further: dict[str, Json] = {**request, "model": model, "n": 1, "logprobs": True, "return_token_ids": True}
-        answer = self._server.complete(chat, self._away, further, _COMPLETIONS)
+        answer = self._server.complete(chat, self._away, further)
         if answer.model != model:
             raise ChatRefused(f"{self._server} answered by the model {one_line(answer.model)[:100]}, not by {model}")
-        return self._sampled(answer)
+        if sampled := self._server.sampled(answer):
+            return sampled
+        missing = "token ids" if answer.choices[0].logprobs else "log-probabilities"
+        raise ChatRefused(
+            f"{self._server} sends no {missing}; engine=openai needs a server that answers `logprobs` and "
+            "`return_token_ids`, as vLLM and SGLang do"
+        )
 
     def close(self) -> None:
         """Stops waiting."""
@@ -106,25 +97,6 @@ class LoraServer:
         """SGLang has it beside ``/v1``."""
         root = self.url.rstrip("/").removesuffix("/v1") if self._is_sglang else self.url.rstrip("/")
         return f"{root}/{verb}_lora_adapter"
-
-    def _sampled(self, answer: _Completion) -> Sampled:
-        choice = answer.choices[0]
-        tokens = choice.token_ids or choice.response_token_ids
-        chances = choice.logprobs.content if choice.logprobs else None
-        if not tokens or not chances:
-            missing = "token ids" if chances else "log-probabilities"
-            raise ChatRefused(
-                f"{self._server} sends no {missing}; engine=openai needs a server that answers `logprobs` and "
-                "`return_token_ids`, as vLLM and SGLang do"
-            )
-        log_probs = [each.logprob for each in chances]
-        if len(log_probs) != len(tokens):
-            raise ChatRefused(f"{self._server} sends {len(log_probs)} log-probabilities for {len(tokens)} tokens")
-        if wrong := [each for each in log_probs if not _LEAST_LOG_PROB < each <= _ABOVE_ONE or not math.isfinite(each)]:
-            raise ChatRefused(f"{self._server} sends {wrong[0]} as a log-probability")
-        if choice.finish_reason not in ("stop", "length"):
-            raise ChatRefused(f"{self._server} broke an answer off: {one_line(str(choice.finish_reason))[:100]}")
-        return Sampled(tokens, log_probs, answer.prompt_token_ids or choice.prompt_token_ids)
 
 
 def reach(settings: OpenAIEngineSettings) -> None:
@@ -153,29 +125,4 @@ class _Models(msgspec.Struct):
     data: list[_Model]
 
 
-class _Chance(msgspec.Struct):
-    logprob: float
-
-
-class _Chances(msgspec.Struct):
-    content: list[_Chance] | None = None
-
-
-class _Choice(msgspec.Struct):
-    logprobs: _Chances | None = None
-    finish_reason: str | None = None
-    token_ids: list[Natural] | None = None
-    response_token_ids: list[Natural] | None = None
-    prompt_token_ids: list[Natural] | None = None
-
-
-class _Completion(msgspec.Struct):
-    """What is read of an answer: vLLM has the prompt's tokens here, SGLang in the choice."""
-
-    model: str
-    choices: Annotated[list[_Choice], msgspec.Meta(min_length=1, max_length=1)]
-    prompt_token_ids: list[Natural] | None = None
-
-
 _MODELS = msgspec.json.Decoder(_Models)
-_COMPLETIONS = msgspec.json.Decoder(_Completion)

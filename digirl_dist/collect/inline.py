@@ -51,6 +51,8 @@ class InlineJob:
     max_steps: int | None
     guard: EpisodeGuard = field(default_factory=EpisodeGuard)
     """Checks what the emulators and the agent bring."""
+    newest: bool = False
+    """Whether the newest policy version acts in all episodes."""
 
 
 class InlineCollector:
@@ -63,7 +65,7 @@ class InlineCollector:
         folder = Path(self._folder.name)
         packed = folder / "emulator"
         packed.write_bytes(pack(job.emulator))
-        self._policies = LocalPolicies(job.agent)
+        self._policies = LocalPolicies(job.agent, newest=job.newest)
         slots = [Slot(k, packed, job.limits, folder / f"slot-{k}.log") for k in range(job.pool.slots)]
         self._guard = job.guard
         self._rollout = Rollout(NAME, slots, self._policies, job.max_steps, shrink=bool(job.pool.reason))

@@ -108,6 +108,12 @@ class Leases:
                 self._queue[ticket.key] = None
 
     @property
+    def usual_loss(self) -> LossKind:
+        """What most episodes of tickets that are still open were lost to."""
+        kinds = Counter(failure.kind for failures in self._failures.values() for failure in failures)
+        return max(kinds, key=kinds.__getitem__, default="infrastructure")
+
+    @property
     def queued(self) -> int:
         """The number of tickets that nobody holds."""
         return len(self._queue)

@@ -211,8 +211,10 @@ class Stream:
                 self._asked.get()
             leases.add(rollout.ticket for rollout in self._open.values())
 
-    def end(self, lost: Lost) -> None:
+    def end(self, why: str) -> None:
         """Nobody runs anything any more: what is open is lost. Those with a key can be asked for again."""
+        met_by_all = self._leases is not None and self._leases.faults.everywhere
+        lost = Lost(self._leases.usual_loss if self._leases and met_by_all else "infrastructure", why)
         self._leases, self.wake = None, lambda: None
         with self._lock:
             self._turn_page()

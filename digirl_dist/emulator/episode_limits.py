@@ -114,17 +114,19 @@ def check_step(step: Step) -> None:
     if not math.isnan(step.log_prob) and not lowest <= step.log_prob <= HIGHEST_LOG_DENSITY:
         allowed = f"{lowest:g} to {HIGHEST_LOG_DENSITY:g}"
         raise TrajectoryError(f"the log-probability of the action is {step.log_prob:g}; {allowed} is allowed")
-    if step.token_log_probs:
+    if len(step.token_log_probs) or len(step.tokens):
         _check_tokens(step)
 
 
 def _check_tokens(step: Step) -> None:
     """Raises TrajectoryError unless there is one log-probability for each token, and ``log_prob`` is their sum."""
     tokens = step.action.get("tokens") if isinstance(step.action, dict) else None
-    count = len(tokens) if isinstance(tokens, list) else 0
+    count = len(step.tokens) or (len(tokens) if isinstance(tokens, list) else 0)
     if not len(step.token_log_probs) == count <= MOST_TOKENS:
         said = f"{len(step.token_log_probs)} log-probabilities of tokens for {count} tokens"
         raise TrajectoryError(f"{said}; there must be one each, and at most {MOST_TOKENS}")
+    if min([*step.tokens, *step.prompt_tokens], default=0) < 0:
+        raise TrajectoryError("the id of a token is negative")
     of_tokens = np.asarray(step.token_log_probs, np.float64)
     if not (np.isfinite(of_tokens) & (of_tokens >= LOWEST_LOG_PROB) & (of_tokens <= HIGHEST_LOG_PROB)).all():
         raise TrajectoryError(f"a token's log-probability is not between {LOWEST_LOG_PROB:g} and {HIGHEST_LOG_PROB:g}")

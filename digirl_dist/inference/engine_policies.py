@@ -10,13 +10,13 @@ from collections.abc import Callable, Set
 from concurrent.futures import Future
 from contextlib import suppress
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 import numpy as np
 
 from digirl_dist.chat.client import Outage
 from digirl_dist.errors import AgentError, DigirlDistError
-from digirl_dist.inference.requests import InferenceFailure, InferenceReply, InferenceRequest, InferenceResult
+from digirl_dist.inference.requests import InferenceFailure, InferenceReply, InferenceRequest, result
 from digirl_dist.storage.checkpoint import Checkpoint, State
 from digirl_dist.storage.events import Events
 from digirl_dist.storage.status import Status, WorkerStatus
@@ -25,6 +25,7 @@ from digirl_dist.trajectory import Decision, Observation
 _END_S = 10.0
 
 
+@runtime_checkable
 class ServedAgent(Protocol):
     """An agent whose weights lie in a server that acts with them. Every method raises ChatError if that fails."""
 
@@ -34,7 +35,7 @@ class ServedAgent(Protocol):
     def unload(self, adapter: str) -> None:
         """Makes the server forget weights."""
 
-    def act(self, adapter: str, observation: Observation, rng: np.random.Generator) -> Decision:
+    def decide(self, adapter: str, observation: Observation, rng: np.random.Generator) -> Decision:
         """Returns one decision by the weights of that name."""
 
 
@@ -71,11 +72,14 @@ class EnginePolicies:
     Its threads end with the process: a server may take its time over a limit.
     """
 
-    def __init__(self, agent: ServedAgent, at_once: int, outages: Outages, close: Callable[[], None]) -> None:
-        """``close`` ends all waiting for the server."""
+    def __init__(
+        self, agent: ServedAgent, at_once: int, outages: Outages, close: Callable[[], None], newest: bool = False
+    ) -> None:
+        """``close`` ends all waiting for the server. ``newest``: that version acts for all episodes."""
         self._agent = agent
         self._outages = outages
         self._close = close
+        self._newest = newest
         self._versions: dict[int, _Version] = {}
         self._lock = threading.Lock()
         self._loads = _threads(1, "engine-load")
@@ -124,14 +128,21 @@ class EnginePolicies:
 
     def _reply(self, request: InferenceRequest, asked_at: float) -> InferenceReply:
         try:
-            adapter = self._adapter(request.version, asked_at)
-            decision = self._agent.act(adapter, request.observation, request.stream.rng)
+            version = self._acting(request.version)
+            adapter = self._adapter(version, asked_at)
+            decision = self._agent.decide(adapter, request.observation, request.stream.rng)
         except DigirlDistError as error:
             return InferenceFailure(request.number, str(error))
         except Exception:  # a defect here must not leave a worker without an answer
             return InferenceFailure(request.number, traceback.format_exc())
         self._outages.over()
-        return InferenceResult(request.number, decision)
+        return result(request, decision, version)
+
+    def _acting(self, version: int) -> int:
+        """Returns the version that acts in an episode of another: the newest that is loaded."""
+        with self._lock:
+            loaded = [each for each, known in self._versions.items() if known.adapter.done()]
+        return max([version, *loaded]) if self._newest else version
 
     def _adapter(self, version: int, asked_at: float) -> str:
         """Waits for the loading of a version; one that failed before the request came is tried again."""

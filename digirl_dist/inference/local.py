@@ -8,13 +8,13 @@ from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 from digirl_dist.agent import Agent, AgentFactory, contract
-from digirl_dist.errors import TrajectoryError
+from digirl_dist.errors import AgentError, TrajectoryError
 from digirl_dist.inference.requests import (
     InferenceFailure,
     InferenceReply,
     InferenceRequest,
-    InferenceResult,
     RandomStream,
+    result,
 )
 from digirl_dist.storage.checkpoint import State
 from digirl_dist.trajectory import Decision, NoDecision
@@ -30,10 +30,14 @@ class LocalPolicies:
     waiting = "policy"
     limit_s: float | None = None
 
-    def __init__(self, factory: AgentFactory, torch_threads: int | None = None) -> None:
-        """``torch_threads`` is how many threads torch computes with; None leaves that to torch."""
+    def __init__(self, factory: AgentFactory, torch_threads: int | None = None, newest: bool = False) -> None:
+        """``torch_threads`` is how many threads torch computes with; None leaves that to torch.
+
+        ``newest``: that version acts for all episodes, and an AgentError costs the episode that it struck.
+        """
         self._factory = factory
         self._torch_threads = torch_threads
+        self._newest = newest
         self._serving: dict[int, Agent] = {}
         self._retired: list[Agent] = []
         self._answers: list[InferenceReply] = []
@@ -66,14 +70,30 @@ class LocalPolicies:
 
         An observation that the agent cannot read fails alone.
         """
-        for version in sorted({request.version for request in requests}):
-            asked = [request for request in requests if request.version == version]
+        of: dict[int, list[InferenceRequest]] = {}
+        for request in requests:
+            of.setdefault(max(self._serving) if self._newest else request.version, []).append(request)
+        for version, asked in sorted(of.items()):
             with self._without_gradients():
-                self._answers += _decide(self._serving[version], asked)
+                self._answers += self._decide(asked, version)
 
     def answers(self) -> list[InferenceReply]:
         answers, self._answers = self._answers, []
         return answers
+
+    def _decide(self, asked: Sequence[InferenceRequest], version: int) -> list[InferenceReply]:
+        try:
+            decided = contract.decisions(
+                self._serving[version], [one.observation for one in asked], [one.stream.rng for one in asked]
+            )
+        except (TrajectoryError, AgentError) as error:
+            if isinstance(error, AgentError) and not self._newest:
+                raise
+            if len(asked) > 1:
+                return [reply for request in asked for reply in self._decide([request], version)]
+            why = f"the agent cannot read what the emulator shows: {error}"
+            return [InferenceFailure(asked[0].number, str(error) if isinstance(error, AgentError) else why)]
+        return [_answer(one, decision, version) for one, decision in zip(asked, decided, strict=True)]
 
     def _without_gradients(self) -> AbstractContextManager[None]:
         torch = self._torch()
@@ -93,19 +113,7 @@ class LocalPolicies:
         return iter(self._serving)
 
 
-def _decide(agent: Agent, asked: Sequence[InferenceRequest]) -> list[InferenceReply]:
-    try:
-        decided = contract.decisions(
-            agent, [request.observation for request in asked], [request.stream.rng for request in asked]
-        )
-    except TrajectoryError as error:
-        if len(asked) == 1:
-            return [InferenceFailure(asked[0].number, f"the agent cannot read what the emulator shows: {error}")]
-        return [reply for request in asked for reply in _decide(agent, [request])]
-    return [_answer(one, decision) for one, decision in zip(asked, decided, strict=True)]
-
-
-def _answer(request: InferenceRequest, decision: Decision | NoDecision) -> InferenceReply:
+def _answer(request: InferenceRequest, decision: Decision | NoDecision, version: int) -> InferenceReply:
     if isinstance(decision, NoDecision):
         return InferenceFailure(request.number, decision.reason)
-    return InferenceResult(request.number, decision)
+    return result(request, decision, version)

@@ -1,7 +1,7 @@
 """The host's policy process: keeps versions in memory and decides batches until its owner closes the connection.
 
-``python -m digirl_dist.inference.policy_process SOCKET`` first receives the packed agent; then each request gets
-one reply.
+``python -m digirl_dist.inference.policy_process SOCKET [newest]`` first receives the packed agent; then each request
+gets one reply. With ``newest``, that version acts for all episodes.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ def main(argv: Sequence[str]) -> int:
     end_without_a_search_for_garbage()
     requests = Connection(int(argv[0]))
     try:
-        handler = RequestHandler(requests.recv_bytes())
+        handler = RequestHandler(requests.recv_bytes(), "newest" in argv[1:])
         while True:
             request, content = requests.recv()
             requests.send(handler.serve(content) if request == "serve" else handler.decide(content))
@@ -39,8 +39,8 @@ def main(argv: Sequence[str]) -> int:
 class RequestHandler:
     """Serves inference requests; failures carry a reason."""
 
-    def __init__(self, packed_agent: bytes) -> None:
-        self._policies = LocalPolicies(lambda: unpack(packed_agent)())
+    def __init__(self, packed_agent: bytes, newest: bool = False) -> None:
+        self._policies = LocalPolicies(lambda: unpack(packed_agent)(), newest=newest)
         self._missing: dict[int, str] = {}
 
     def serve(self, checkpoints: Mapping[int, Checkpoint]) -> dict[int, str]:

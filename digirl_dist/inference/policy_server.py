@@ -17,7 +17,7 @@ from typing import Any, Protocol
 
 from digirl_dist.agent import AgentFactory
 from digirl_dist.child_process import environment, last_lines, opened_log
-from digirl_dist.errors import AgentError, PolicyLostError
+from digirl_dist.errors import PolicyLostError
 from digirl_dist.inference.local import LocalPolicies
 from digirl_dist.inference.requests import InferenceFailure, InferenceReply, InferenceRequest
 from digirl_dist.storage.checkpoint import Checkpoint
@@ -30,8 +30,10 @@ _END_S = 5.0
 class PolicyProcess:
     """The policy process, used by one thread except for ``close``. A request after PolicyLostError starts a new one."""
 
-    def __init__(self, packed_agent: bytes, log: Path, limit_s: float) -> None:
+    def __init__(self, packed_agent: bytes, log: Path, limit_s: float, newest: bool = False) -> None:
+        """``newest``: that version acts for all episodes."""
         self._packed_agent = packed_agent
+        self._words = ["newest"] if newest else []
         self._log = log
         self._limit_s = limit_s
         self._process: subprocess.Popen[bytes] | None = None
@@ -62,7 +64,7 @@ class PolicyProcess:
 
     def _start(self) -> None:
         ours, theirs = socket.socketpair()
-        command = [sys.executable, "-m", "digirl_dist.inference.policy_process", str(theirs.fileno())]
+        command = [sys.executable, "-m", "digirl_dist.inference.policy_process", str(theirs.fileno()), *self._words]
         with theirs, opened_log(self._log) as log:
             self._process = subprocess.Popen(
                 command,
@@ -141,7 +143,7 @@ class InThisProcess:
     """Acts in place of a ``PolicyProcess``: for a caller's own function, which nothing can carry elsewhere."""
 
     def __init__(self, agent: AgentFactory) -> None:
-        self._policies = LocalPolicies(agent)
+        self._policies = LocalPolicies(agent, newest=True)
 
     def serve(self, checkpoints: Mapping[int, Checkpoint]) -> dict[int, str]:
         for version in checkpoints.keys() - set(self._policies):
@@ -152,10 +154,7 @@ class InThisProcess:
     def decide(self, requests: Sequence[InferenceRequest]) -> list[InferenceReply]:
         known = [request for request in requests if request.version in self._policies]
         gone = [request for request in requests if request.version not in self._policies]
-        try:
-            self._policies.ask(known)
-        except AgentError as error:
-            raise PolicyLostError(str(error)) from error
+        self._policies.ask(known)
         told = [InferenceFailure(one.number, f"there is no policy version {one.version} any more") for one in gone]
         return [*self._policies.answers(), *told]
 

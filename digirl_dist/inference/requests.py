@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 import numpy as np
@@ -70,8 +70,11 @@ class InferenceResult:
     decision: Decision
 
     def to_message(self) -> Action:
-        log_prob, of_tokens = self.decision.log_prob, np.asarray(self.decision.token_log_probs, "<f4").tobytes()
-        return Action(self.number, self.decision.action, None if math.isnan(log_prob) else log_prob, of_tokens)
+        told = self.decision
+        log_prob, of_tokens = told.log_prob, np.asarray(told.token_log_probs, "<f4").tobytes()
+        ids = (np.asarray(each, "<i4").tobytes() for each in (told.tokens, told.prompt_tokens))
+        known = None if math.isnan(log_prob) else log_prob
+        return Action(self.number, told.action, known, of_tokens, *ids, told.policy_version)
 
 
 @dataclass(frozen=True)
@@ -94,5 +97,14 @@ def reply_from(message: Action | NoAction) -> InferenceReply:
     log_prob = math.nan if message.log_prob is None else message.log_prob
     if len(message.token_log_probs) % 4:
         raise ProtocolError(f"{len(message.token_log_probs)} bytes are no log-probabilities in float32")
+    if len(message.tokens) % 4 or len(message.prompt_tokens) % 4:
+        raise ProtocolError("the bytes of tokens are no numbers of 32 bits")
     of_tokens = tuple(np.frombuffer(message.token_log_probs, "<f4").tolist())
-    return InferenceResult(message.number, Decision(message.action, log_prob, of_tokens))
+    ids = (tuple(np.frombuffer(each, "<i4").tolist()) for each in (message.tokens, message.prompt_tokens))
+    return InferenceResult(message.number, Decision(message.action, log_prob, of_tokens, *ids, message.policy_version))
+
+
+def result(request: InferenceRequest, decision: Decision, version: int) -> InferenceResult:
+    """Returns the reply to a request when that version acted; a step is stamped with it if its episode has another."""
+    stamped = decision if version == request.version else replace(decision, policy_version=version)
+    return InferenceResult(request.number, stamped)

@@ -17,7 +17,7 @@ from msgspec import Meta
 from digirl_dist.capacity import Needs
 from digirl_dist.errors import ProtocolError
 from digirl_dist.tasks import Key, Ticket
-from digirl_dist.types import Json, Natural, TokenLogProbs
+from digirl_dist.types import Json, Natural, TokenIds, TokenLogProbs
 
 PROTOCOL = 5
 """Raised when a message changes its meaning."""
@@ -203,6 +203,11 @@ class Action(_Message, frozen=True):
     """null if the agent does not know it."""
     token_log_probs: TokenLogProbs = b""
     """That of each of the action's tokens, as little-endian float32."""
+    tokens: TokenIds = b""
+    """Those of a chat endpoint's answer."""
+    prompt_tokens: TokenIds = b""
+    policy_version: Natural | None = None
+    """The version that acted, if that is not the episode's."""
 
 
 class NoAction(_Message, frozen=True):

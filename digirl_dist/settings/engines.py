@@ -46,11 +46,8 @@ class OpenAIEngineSettings(EngineSettings):
 
     def __post_init__(self) -> None:
         """Raises SettingsError for an address that is none or has a password in it."""
-        if self.url != MISSING and not re.fullmatch(r"https?://[^\s/@?#]+(/[^\s@?#]*)?", self.url):
-            raise SettingsError(
-                "engine.url is no plain address such as http://127.0.0.1:8000/v1; a key goes into the environment "
-                "variable that engine.key_variable names"
-            )
+        if self.url != MISSING:
+            refuse_address("engine.url", self.url, "engine.key_variable")
 
     @property
     def chat(self) -> ChatSettings:
@@ -62,4 +59,13 @@ class OpenAIEngineSettings(EngineSettings):
             answer_s=self.answer_s,
             outage_s=self.outage_s,
             request={},
+        )
+
+
+def refuse_address(name: str, url: str, key_variable: str = "key_variable") -> None:
+    """Raises SettingsError for an address that is none or has a password in it; messages call it ``name``."""
+    if not re.fullmatch(r"https?://[^\s/@?#]+(/[^\s@?#]*)?", url):
+        raise SettingsError(
+            f"{name} is no plain address such as http://127.0.0.1:8000/v1; a key goes into the environment "
+            f"variable that {key_variable} names"
         )

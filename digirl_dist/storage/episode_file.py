@@ -27,7 +27,7 @@ from digirl_dist.settings import regular_file
 from digirl_dist.storage import atomic_files
 from digirl_dist.tasks import Purpose, Task, Ticket
 from digirl_dist.trajectory import Goal, Observation, Step, Trajectory, float32
-from digirl_dist.types import Json, Natural, TokenLogProbs
+from digirl_dist.types import Json, Natural, TokenIds, TokenLogProbs
 
 SUFFIX = ".episode"
 _DIGEST_BYTES = 16
@@ -62,6 +62,9 @@ class _Done(msgspec.Struct, array_like=True, frozen=True, gc=False):
     truncated: bool
     achieved: str
     token_log_probs: TokenLogProbs = b""
+    tokens: TokenIds = b""
+    prompt_tokens: TokenIds = b""
+    policy_version: Natural | None = None
 
 
 class _Origin(msgspec.Struct, array_like=True, frozen=True):
@@ -203,7 +206,7 @@ def _decoded_texts(texts: Sequence[bytes], beside: int, size: int) -> list[str]:
 def _said(steps: Sequence[_Done], params: str) -> int:
     """Returns about how many bytes actions, goals, params and numbers take in memory, before they are read."""
     texts = sum(map(_value_bytes, (params, *(said for done in steps for said in (done.action, done.achieved)))))
-    return texts + sum(len(done.token_log_probs) for done in steps)
+    return texts + sum(len(done.token_log_probs) + len(done.tokens) + len(done.prompt_tokens) for done in steps)
 
 
 def _value_bytes(said: str) -> int:
@@ -263,6 +266,9 @@ def _done(step: Step) -> _Done:
         bool(step.truncated),
         goals,
         np.asarray(step.token_log_probs, "<f4").tobytes(),
+        np.asarray(step.tokens, "<i4").tobytes(),
+        np.asarray(step.prompt_tokens, "<i4").tobytes(),
+        step.policy_version,
     )
 
 
@@ -273,8 +279,9 @@ def _observation(seen: _Seen, texts: Sequence[str], images: Sequence[bytes]) -> 
 
 def _step(seen: Observation, done: _Done) -> Step:
     of_tokens = array("f", np.frombuffer(done.token_log_probs, "<f4"))
-    action, met = json.loads(done.action), goals(done.achieved)
-    return Step(seen, action, done.log_prob, done.reward, done.terminated, done.truncated, met, of_tokens)
+    ids = (array("i", np.frombuffer(each, "<i4")) for each in (done.tokens, done.prompt_tokens))
+    action, told = json.loads(done.action), (goals(done.achieved), of_tokens, *ids, done.policy_version)
+    return Step(seen, action, done.log_prob, done.reward, done.terminated, done.truncated, *told)
 
 
 def goals(said: str) -> list[Goal]:

@@ -25,6 +25,7 @@ from digirl_dist.trajectory import Observation, Step, Trajectory
 _PICTURE = pa.struct([("bytes", pa.binary()), ("path", pa.string())])
 """How ``datasets`` stores a picture, so that a hub shows it; without ``path`` the bytes count."""
 _VECTOR = pa.list_(pa.float32())
+_TOKENS = pa.list_(pa.int32())
 _SEEN = (("text", pa.string()), ("image", _PICTURE), ("vector", _VECTOR))
 """The parts of an observation."""
 _COLUMNS: list[tuple[str, pa.DataType]] = [
@@ -50,13 +51,16 @@ _COLUMNS: list[tuple[str, pa.DataType]] = [
     ("success", pa.bool_()),
     *((f"final_{name}", kind) for name, kind in _SEEN),
     ("params", pa.string()),
+    ("tokens", _TOKENS),
+    ("prompt_tokens", _TOKENS),
+    ("step_policy_version", pa.int64()),
 ]
 
 
 def _feature(kind: pa.DataType) -> dict[str, Any]:
     if kind == _PICTURE:
         return {"_type": "Image"}
-    if kind == _VECTOR:
+    if pa.types.is_list(kind):
         return {"feature": _feature(kind.value_type), "length": -1, "_type": "Sequence"}
     return {"dtype": {"float": "float32"}.get(str(kind), str(kind)), "_type": "Value"}
 
@@ -67,7 +71,7 @@ SCHEMA = pa.schema(_COLUMNS)
 """``success``, and the task's ``params`` as JSON, belong to the episode and repeat in each row; ``final_…`` are null
 except in the last row."""
 
-_MAY_BE_NULL = ("image", "vector", "final_text", "final_image", "final_vector", "log_prob")
+_MAY_BE_NULL = ("image", "vector", "final_text", "final_image", "final_vector", "log_prob", "step_policy_version")
 """An unknown log-probability is NaN, which some libraries store as null."""
 _OF_THE_EPISODE = frozenset(
     ("iteration", "ticket", "worker", "slot", "purpose", "policy_version", "task", "seed", "success", "params")
@@ -117,6 +121,9 @@ def to_table(trajectory: Trajectory) -> pa.Table:
             "action": json.dumps(step.action),
             "log_prob": step.log_prob,
             "token_log_probs": list(step.token_log_probs),
+            "tokens": list(step.tokens),
+            "prompt_tokens": list(step.prompt_tokens),
+            "step_policy_version": step.policy_version,
             "reward": step.reward,
             "terminated": step.terminated,
             "truncated": step.truncated,
@@ -264,9 +271,9 @@ def _observations(batch: pa.RecordBatch, prefix: str, once: dict[object, Any]) -
 
 
 def _column(cells: pa.Array) -> Sequence[Any]:
-    """Returns the cells of a column; lists of float32 as views of one array, since Python's numbers take eight times as
-    much memory."""
-    if cells.type != _VECTOR:
+    """Returns the cells of a column; lists of numbers as views of one array, since Python's take eight times as much
+    memory."""
+    if not pa.types.is_list(cells.type):
         return cells.to_pylist()  # type: ignore[no-any-return]
     numbers = cells.values.to_numpy(zero_copy_only=False)
     return [numbers[first:last] for first, last in pairwise(cells.offsets.to_numpy())]
@@ -315,4 +322,7 @@ def _step(row: dict[str, Any]) -> Step:
         truncated=row["truncated"],
         achieved=goals(row["achieved"]),
         token_log_probs=array("f", row["token_log_probs"]),
+        tokens=array("i", row["tokens"]),
+        prompt_tokens=array("i", row["prompt_tokens"]),
+        policy_version=row["step_policy_version"],
     )

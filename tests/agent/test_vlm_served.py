@@ -90,12 +90,12 @@ def test_log_probabilities_are_those_of_the_agent_whatever_the_server_has_as_def
     agent = agent_of(folder, 0.1)
     served = served_by(running, agent, tmp_path)
     adapter = served.load(7, agent.state_dict())
-    decisions = [served.act(adapter, SEEN, rng(number)) for number in range(12)]
+    decisions = [served.decide(adapter, SEEN, rng(number)) for number in range(12)]
     assert len({len(decision.action[TOKENS]) for decision in decisions}) > 1, "answers of several lengths"
     with torch.no_grad():
         computed = agent.log_prob([SEEN] * 12, [decision.action for decision in decisions])
     assert torch.allclose(computed, torch.tensor([decision.log_prob for decision in decisions]), atol=1e-4)
-    assert served.act(adapter, SEEN, rng(3)) == decisions[3], "the same ticket, the same action"
+    assert served.decide(adapter, SEEN, rng(3)) == decisions[3], "the same ticket, the same action"
 
 
 @pytest.mark.parametrize("server", [[], ["--sglang"]], ids=["vllm", "sglang"], indirect=True)
@@ -105,12 +105,12 @@ def test_a_version_is_answered_by_its_own_weights_alone(folder: Path, tmp_path: 
     names = [served.load(1, old.state_dict()), served.load(2, new.state_dict())]
     assert ["-v1-" in names[0], "-v2-" in names[1], names[0] == served.load(1, old.state_dict())] == [True] * 3
     for agent, name in zip((old, new), names, strict=True):
-        decision = served.act(name, SEEN, rng())
+        decision = served.decide(name, SEEN, rng())
         with torch.no_grad():
             assert agent.log_prob([SEEN], [decision.action]).item() == pytest.approx(decision.log_prob, abs=1e-4)
     served.unload(names[0])
     with pytest.raises(ChatRefused, match="No adapter"):
-        served.act(names[0], SEEN, rng())
+        served.decide(names[0], SEEN, rng())
     served_by(server, old, tmp_path / "adapters").clear()
     assert LoraServer(OpenAIEngineSettings(url=server.url)).adapters() == []
     assert list((tmp_path / "adapters").iterdir()) == []
@@ -145,7 +145,7 @@ def test_an_answer_that_the_model_cannot_have_given_so_is_refused(
         agent = agent_of(folder)
         server = LoraServer(OpenAIEngineSettings(url=scripted.url))
         with pytest.raises(ChatRefused, match=r"the server of engine\.url (ended an answer|sends tokens)"):
-            ServedVlm(agent, server, tmp_path, "run").act("run-v1", SEEN, rng())
+            ServedVlm(agent, server, tmp_path, "run").decide("run-v1", SEEN, rng())
 
 
 @contextmanager

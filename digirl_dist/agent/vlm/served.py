@@ -22,7 +22,8 @@ from digirl_dist.agent.prompts import task_text
 from digirl_dist.agent.sampling import Answer
 from digirl_dist.agent.vlm.agent import VlmAgent
 from digirl_dist.chat import image_part
-from digirl_dist.chat.lora_server import LoraServer, Sampled
+from digirl_dist.chat.client import Sampled
+from digirl_dist.chat.lora_server import LoraServer
 from digirl_dist.errors import ChatRefused, SettingsError, TrajectoryError
 from digirl_dist.trajectory import Decision, Observation
 from digirl_dist.types import Json
@@ -87,7 +88,7 @@ class ServedVlm:
         self._server.unload(adapter)
         shutil.rmtree(self._folder / adapter, ignore_errors=True)
 
-    def act(self, adapter: str, observation: Observation, rng: np.random.Generator) -> Decision:
+    def decide(self, adapter: str, observation: Observation, rng: np.random.Generator) -> Decision:
         """Returns one decision by the weights of that name."""
         sampled = self._sample(adapter, observation, rng)
         answer = Answer(sampled.tokens, sampled.log_probs)

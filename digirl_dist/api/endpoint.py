@@ -1,0 +1,124 @@
+"""A chat endpoint that acts for a fleet: the host asks it, and workers need no network."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from digirl_dist.agent.contract import ActsAlone
+from digirl_dist.api import arguments
+from digirl_dist.chat import Messages
+from digirl_dist.errors import DigirlDistError
+from digirl_dist.settings import EndpointSettings
+from digirl_dist.settings.engines import refuse_address
+from digirl_dist.trajectory import Decision, NoDecision, Observation
+from digirl_dist.types import Json
+
+if TYPE_CHECKING:
+    import torch
+
+_CALLED = {
+    **{name: f"Endpoint({name}=…)" for name in ("model", "key_variable", "answer_s", "outage_s")},
+    "base_url": "Endpoint(url=…)",
+    "request": "Endpoint(sampling=…)",
+}
+_MOST_AT_ONCE = 1024
+_SAMPLING = {"temperature": 1.0, "max_tokens": 256}
+
+
+@dataclass(frozen=True)
+class Endpoint:
+    """A model behind any server of OpenAI's chat completions, as ``act`` of a fleet: ``Endpoint(URL, "my-model")``.
+
+    Each step is a request of its own. Steps have ``tokens``, ``token_log_probs`` and ``prompt_tokens`` where the server
+    gives them, as vLLM and SGLang do. An endpoint that fails is a loss to the agent, never a reward of 0.
+    """
+
+    url: str
+    """Such as http://127.0.0.1:8000/v1."""
+    model: str
+    sampling: Mapping[str, Json] = field(default_factory=dict)
+    """Further keys of the request; without them, a temperature of 1 and 256 tokens at most."""
+    system: str = ""
+    """Your own rules for a model that sees screens; empty: general ones that ask for one line of JSON."""
+    messages: Callable[[Observation], Messages] | None = None
+    """Makes the chat of an observation; None: rules, screenshot and task."""
+    read: Callable[[str], Json] | None = None
+    """Makes the action of an answer, for emulators other than screens; None: a touch action."""
+    key_variable: str = ""
+    """NAME of the environment variable with the key; empty: the server needs none."""
+    at_once: int = 64
+    """Requests that are under way at a time."""
+    answer_s: float = 60.0
+    """Longest wait for one answer, in seconds."""
+    outage_s: float = 120.0
+    """Longest time, in seconds, to retry a server that is down or busy; then the episode runs again."""
+    seeded: bool = True
+    """Send a seed that follows from the ticket; False for servers that refuse it."""
+    tokens: bool = True
+    """Ask for token ids and log-probabilities; a server that refuses that is asked without."""
+
+    def __post_init__(self) -> None:
+        """Raises SettingsError for values that cannot be used."""
+        refuse_address("Endpoint(url=…)", self.url)
+        arguments.whole("at_once", self.at_once, 1, _MOST_AT_ONCE)
+
+    @property
+    def settings(self) -> EndpointSettings:
+        """The same as settings of ``agent=endpoint``."""
+        return EndpointSettings(
+            model=self.model,
+            base_url=self.url,
+            key_variable=self.key_variable,
+            answer_s=self.answer_s,
+            outage_s=self.outage_s,
+            request={**_SAMPLING, **self.sampling},
+            seed=self.seeded,
+            system=self.system,
+        )
+
+
+class Endpoints(ActsAlone):
+    """An agent that is an endpoint of the caller's. Fulfils ``ServedAgent``: each version acts through the endpoint
+    that was newest when it came."""
+
+    def __init__(self, newest: Endpoint) -> None:
+        self.use(newest)
+        self.away: Callable[[Any], None] = lambda _: None
+        """Called after each failed attempt."""
+        self._of: dict[str, Any] = {}
+
+    def use(self, newest: Endpoint) -> None:
+        """Versions that come from now on act through this one. Raises SettingsError if its key is missing."""
+        build: Any = newest.settings.build(None)  # type: ignore[arg-type] # which looks at no emulator
+        made = build(messages=newest.messages, read=newest.read, tokens=newest.tokens, called=_CALLED)
+        made.costs_an_episode = DigirlDistError
+        made.connect()
+        self.newest, self.endpoint = made, newest
+
+    def act(
+        self, observations: Sequence[Observation], rngs: Sequence[np.random.Generator]
+    ) -> list[Decision | NoDecision]:
+        found: list[Decision | NoDecision] = self.newest.act(observations, rngs)
+        return found
+
+    def load(self, version: int, state: Mapping[str, torch.Tensor]) -> str:
+        self._of[str(version)] = self.newest
+        return str(version)
+
+    def unload(self, adapter: str) -> None:
+        gone = self._of.pop(adapter)
+        if gone is not self.newest and gone not in self._of.values():
+            gone.close()
+
+    def decide(self, adapter: str, observation: Observation, rng: np.random.Generator) -> Decision:
+        found: Decision = self._of[adapter].decide(observation, rng, self.away)
+        return found
+
+    def close(self) -> None:
+        """Ends all waiting for servers."""
+        for one in {self.newest, *self._of.values()}:
+            one.close()
