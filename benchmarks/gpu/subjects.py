@@ -135,7 +135,7 @@ def algorithm(name: str) -> AlgorithmFactory:
     """An algorithm as it comes, in groups of ``_GROUP`` where it needs groups."""
     block = algorithm_settings()().block(name)
     assert isinstance(block, AlgorithmPlugin)
-    if name == "grpo":
+    if name.startswith("grpo"):
         block.group_size = _GROUP  # type: ignore[attr-defined]
     return block.build(LearningContext(SEED, 10, 8, tasks=TASKS))
 

@@ -148,7 +148,7 @@ def _algorithms() -> Group:
             _on_multistep("filtered_bc"),
             _on_multistep("digirl-paper", "train_algorithm=digirl"),
             _on_multistep("digirl-code", "train_algorithm=digirl", "algorithm.digirl.advantage=code"),
-            _on_multistep("grpo", "train_algorithm=grpo"),
+            _on_multistep("grpo_replay", "train_algorithm=grpo_replay"),
         ),
     )
 
@@ -167,7 +167,7 @@ def _long() -> Group:
         (
             Series("filtered_bc", 14, 96, told, measured=192),
             Series("digirl-paper", 14, 96, (*told, "train_algorithm=digirl"), measured=192),
-            Series("grpo", 14, 96, (*told, "train_algorithm=grpo"), measured=192),
+            Series("grpo_replay", 14, 96, (*told, "train_algorithm=grpo_replay"), measured=192),
         ),
     )
 
@@ -181,7 +181,7 @@ def _warm(root: Path) -> Group:
         "table). It continues with one algorithm on the 77 multi-step tasks, for the same number of episodes.",
         (
             Series("filtered_bc", 8, 96, told, measured=154, after=imitated),
-            Series("grpo", 8, 96, (*told, "train_algorithm=grpo"), measured=154, after=imitated),
+            Series("grpo_replay", 8, 96, (*told, "train_algorithm=grpo_replay"), measured=154, after=imitated),
         ),
     )
 
@@ -197,9 +197,9 @@ def _luck(root: Path) -> Group:
             "train_algorithm=digirl", "algorithm.hindsight.most=0", "algorithm.digirl.lam=0.1",
             "algorithm.digirl.actor.learning_rate=1e-3",
         ),
-        "grpo": ("train_algorithm=grpo",),
-        "grpo-alone": (
-            "train_algorithm=grpo", "algorithm.grpo.replay_weight=0", "algorithm.unsolved=0",
+        "grpo_replay": ("train_algorithm=grpo_replay",),
+        "grpo": (
+            "train_algorithm=grpo", "algorithm.grpo.group_size=4", "algorithm.grpo.clip_high=5",
             "algorithm.grpo.actor.learning_rate=5e-4",
         ),
     }  # fmt: skip
@@ -209,8 +209,8 @@ def _luck(root: Path) -> Group:
         "42 tasks of six steps: an app, two updates that it offers, and a switch or a button. The first row learns "
         "them from nothing, on phones where every update ends. The other runs start from its policy of the same "
         "seed, which accepts most updates, on phones where three in ten accepted updates never end. To decline takes "
-        "as many steps and always works. `grpo-alone` learns from its groups alone (`replay_weight=0`, "
-        "`unsolved=0`) at half the learning rate; `filtered_bc-alone` and `digirl-paper` also have half "
+        "as many steps and always works. `grpo` learns from its groups alone (of four, with `clip_high=5`) "
+        "at half the learning rate; `filtered_bc-alone` and `digirl-paper` also have half "
         "the learning rate, and no hindsight; `digirl-paper` has `lam=0.1`.",
         (
             Series("imitation", 10, 96, (*told, "emulator.endless_updates=0")),
@@ -232,16 +232,16 @@ def _ablations() -> Group:
     return Group(
         "ablations",
         "What each ingredient is worth",
-        "The 77 multi-step tasks of the demo phone. `filtered_bc` and `grpo` are the complete algorithms, as above. "
-        "Each row between them is cloning without what it names, of which `hindsight-unsolved` names two things. "
-        "`grpo-groups` is GRPO in groups of one, where only self-imitation is left because an episode has no other to "
-        "be compared with; `grpo-hindsight` is GRPO without hindsight.",
+        "The 77 multi-step tasks of the demo phone. `filtered_bc` and `grpo_replay` are the complete algorithms, as "
+        "above. Each row between them is cloning without what it names, of which `hindsight-unsolved` names two "
+        "things. `grpo_replay-groups` has groups of one, where only self-imitation is left because an episode has no "
+        "other to be compared with; `grpo_replay-hindsight` has no hindsight.",
         (
             replace(_on_multistep("filtered_bc"), group=_ALGORITHMS),
             *(_on_multistep(name, *without) for name, without in left_out.items()),
-            replace(_on_multistep("grpo", "train_algorithm=grpo"), group=_ALGORITHMS),
-            _on_multistep("grpo-groups", "train_algorithm=grpo", "algorithm.grpo.group_size=1"),
-            _on_multistep("grpo-hindsight", "train_algorithm=grpo", "algorithm.hindsight.most=0"),
+            replace(_on_multistep("grpo_replay", "train_algorithm=grpo_replay"), group=_ALGORITHMS),
+            _on_multistep("grpo_replay-groups", "train_algorithm=grpo_replay", "algorithm.grpo_replay.group_size=1"),
+            _on_multistep("grpo_replay-hindsight", "train_algorithm=grpo_replay", "algorithm.hindsight.most=0"),
         ),
     )
 

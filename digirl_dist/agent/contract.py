@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+import sys
 from array import array
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, cast
@@ -86,6 +88,20 @@ def state_of(agent: Agent) -> dict[str, torch.Tensor]:
         if wrong:
             raise StateError(f"{name}: {key!r:.100} {wrong}")
     return dict(state)
+
+
+def another(agent: Agent) -> Agent | None:
+    """Returns a copy of a torch module that shares with it every parameter that is neither learned nor in its state.
+
+    Of a model with low-rank weights that is nearly all. Returns None for an agent without any such.
+    """
+    torch = sys.modules.get("torch")
+    if torch is None or not isinstance(agent, torch.nn.Module):
+        return None
+    own = {tensor.data_ptr() for tensor in state_of(agent).values()}
+    frozen = (each for each in torch.nn.Module.parameters(agent) if not each.requires_grad)
+    shared: dict[int, Any] = {id(each): each for each in frozen if each.data_ptr() not in own}
+    return cast("Agent", copy.deepcopy(agent, shared)) if shared else None
 
 
 def _unlike_weights(value: Any) -> str:

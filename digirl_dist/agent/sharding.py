@@ -18,7 +18,7 @@ from digirl_dist.agent import Agent, AgentFactory, contract, critic
 from digirl_dist.errors import SettingsError
 from digirl_dist.parallel.compute_device import compute_exactly
 from digirl_dist.parallel.group import Group
-from digirl_dist.parallel.peers import Batches
+from digirl_dist.parallel.peers import Batches, Compute, cut, every_nth, gathered
 from digirl_dist.trajectory import Decision, Observation
 from digirl_dist.types import Json
 
@@ -120,19 +120,31 @@ class ShardedRows:
 
     def align(self, batches: Batches) -> Batches:
         """Each rank must compute something: a minibatch with fewer rows than ranks is computed by all of them."""
-        rank = self._group.rank
-        return [batch[rank.rank :: rank.world_size] if len(batch) >= rank.world_size else batch for batch in batches]
+        parts = zip(batches, cut(batches, self._group.rank), strict=True)
+        return [part if len(batch) >= self._group.rank.world_size else batch for batch, part in parts]
 
-    def backward(
-        self, parameters: Iterable[nn.Parameter], loss: torch.Tensor | None, weight: float, scale: float
-    ) -> float:
-        assert loss is not None
-        total, mean = self._group.sum(torch.tensor([weight, weight * float(loss.detach())])).tolist()
-        (loss * (scale * weight / total)).backward()  # type: ignore[no-untyped-call]
+    def passes(self, part: list[int], rows: int, at_once: int) -> Batches:
+        most = -(-rows // self._group.rank.world_size) if rows >= self._group.rank.world_size else rows
+        return [part[first : first + at_once] for first in range(0, most, at_once)]
+
+    def share(self, weight: float) -> float:
+        """FSDP adds up the ranks' gradients in each backward pass, so the sum of all weights must be known before."""
+        return weight / float(self._group.sum(torch.tensor(weight, dtype=torch.float64)))
+
+    def exchange(self, parameters: Iterable[nn.Parameter], loss: float, weight: float) -> float:
         for gradient in _gradients(parameters):
-            if not isinstance(gradient, DTensor):  # FSDP has added up the others
+            if not isinstance(gradient, DTensor):
                 self._group.sum(gradient)
+        mean, total = self._group.sum(torch.tensor([weight * loss, weight], dtype=torch.float64)).tolist()
         return float(mean / total)
+
+    def spread(self, rows: int, compute: Compute, drawn: Sequence[list[int]] = ()) -> torch.Tensor:
+        """Every rank computes equally many rows, since some agents gather weights for every few."""
+        if not rows:
+            return torch.zeros(0, 1)
+        part = every_nth(rows, self._group.rank)
+        asked = [*part, *[0] * (self._group.largest(len(part)) - len(part))]
+        return gathered(self._group, rows, part, compute(asked)[: len(part)])
 
     def clip(self, parameters: Iterable[nn.Parameter], limit: float) -> float:
         gradients = _gradients(parameters)
@@ -146,6 +158,9 @@ class ShardedRows:
 
     def total(self, sums: torch.Tensor) -> torch.Tensor:
         return sums
+
+    def total_of_parts(self, sums: torch.Tensor) -> torch.Tensor:
+        return self._group.sum(sums.clone())
 
     def adopt(self, optimizer: torch.optim.Optimizer) -> None:
         """Its state is whole in ``state_dict`` on rank 0, and as it is on other numbers of ranks."""

@@ -1,21 +1,16 @@
-"""How much better than expected, as formulas: returns and advantages, and what a step gains by them."""
+"""How much better than expected, as formulas: returns and advantages."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
 import numpy as np
-import torch
 
 ROUNDING = float(np.finfo(np.float32).eps)
 """By how much two equal sums of rewards in float32 may differ, as a share."""
 
 _NEGLIGIBLE = 1e-4
 """Deviations below this share of the size of the numbers are noise rather than a measure of them."""
-MOST_LOG_RATIO = 20.0
-"""Log-ratios are clamped to this on both sides before they are exponentiated."""
-_DUAL_CLIP = 3.0
-"""As in the experiments of arXiv 1912.09729."""
 
 
 def returns_to_go(rewards: Sequence[float], discount: float) -> list[float]:
@@ -54,15 +49,16 @@ def released_advantages(rewards: np.ndarray, values: np.ndarray, returns: np.nda
     return np.asarray(np.clip(values[1:] - values[:-1] - margin + rewards + returns, 0.0, 1.0))
 
 
-def group_advantages(returns: np.ndarray) -> np.ndarray:
+def group_advantages(returns: np.ndarray, divide: bool = True) -> np.ndarray:
     """Of the G episodes of a group: (R − mean) / unit, with the ``unit`` of all G; shape [G].
 
-    arXiv 2402.03300 (GRPO), section 4.1.2.
+    arXiv 2402.03300 (GRPO), section 4.1.2; without ``divide`` R − mean (Dr. GRPO, arXiv 2503.20783, section 3.2).
     A group whose episodes all came out alike says nothing: zeros.
     """
     if alike(returns):
         return np.zeros(len(returns))
-    return np.asarray((returns - returns.mean()) / unit(returns.std(), np.sqrt(np.square(returns).mean())))
+    size = unit(returns.std(), np.sqrt(np.square(returns).mean())) if divide else 1.0
+    return np.asarray((returns - returns.mean()) / size)
 
 
 def unit(deviation: float, size: float) -> float:
@@ -71,27 +67,6 @@ def unit(deviation: float, size: float) -> float:
     So much more than the deviation that differences which are tiny beside the numbers stay small. Never 0.
     """
     return float(deviation + _NEGLIGIBLE * size) or 1.0
-
-
-def ratios_of(log_probs: torch.Tensor, others: torch.Tensor) -> torch.Tensor:
-    """exp(log π − log μ), shape [B], never beyond e^±``MOST_LOG_RATIO``, so that it is finite."""
-    return (log_probs - others).clamp(-MOST_LOG_RATIO, MOST_LOG_RATIO).exp()
-
-
-def most_ratio(high: float) -> float:
-    """The ratio beyond which also the objective of an action to avoid is flat; never within its clip."""
-    return max(_DUAL_CLIP, 1 + high)
-
-
-def clipped_gains(ratios: torch.Tensor, advantages: torch.Tensor, low: float, high: float) -> torch.Tensor:
-    """min(ρ A, clip(ρ, 1 − ``low``, 1 + ``high``) A), and where A < 0 at least c A; all shapes are [B].
-
-    arXiv 1707.06347, equation 7, with two bounds as in DAPO (arXiv 2503.14476, section 3.1). The dual clip is that of
-    arXiv 1912.09729 (Ye et al. 2020, *Mastering Complex Control in MOBA Games with Deep Reinforcement Learning*),
-    equation 5: without it, one action that has become much likelier outweighs all others.
-    """
-    clipped = ratios.clamp(1 - low, 1 + high) * advantages
-    return torch.minimum(ratios.clamp(max=most_ratio(high)) * advantages, clipped)
 
 
 def alike(returns: np.ndarray) -> bool:

@@ -196,9 +196,17 @@ class DigiRL:
         tried = set(map(id, newest))
         lengths = [len(episode.steps) + 1 for episode in episodes]
         observations = [observation for episode in episodes for observation in _observations(episode)]
-        features = contract.inputs(self._agent, observations).cpu()
+        features = self._features(observations)
         parts = zip(episodes, torch.split(features, lengths), strict=True)
         return [Seen(episode, part, id(episode) in tried) for episode, part in parts], relabelled
+
+    def _features(self, observations: Sequence[Observation]) -> torch.Tensor:
+        """Returns [N, F] of any number of observations."""
+
+        def compute(places: Sequence[int]) -> torch.Tensor:
+            return contract.inputs(self._agent, [observations[place] for place in places]).cpu()
+
+        return self._peers.spread(len(observations), compute) if observations else torch.empty(0, self._input_size)
 
     def _scores(self, seen: Sequence[Seen], offline: bool) -> np.ndarray:
         """Returns by how much each episode ended better than its instruction let expect, shape [N]."""

@@ -2,34 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
+from typing import ClassVar
 
 import numpy as np
 import torch
 
 from digirl_dist.agent import Agent
-from digirl_dist.algorithm.advantages import alike, clipped_gains, group_advantages, ratios_of
-from digirl_dist.algorithm.hindsight import USUAL, Experience
-from digirl_dist.algorithm.imitation import log_probs_in_parts, log_probs_of
-from digirl_dist.algorithm.optimizer import MinibatchOptimizer, OptimizerIsTheState, totals
-from digirl_dist.algorithm.options import GrpoOptions
-from digirl_dist.algorithm.selection import (
-    Waiting,
-    completed_groups,
-    expected_returns,
-    judged,
-    start_of,
-    surpluses,
-    task_weights,
-    unsolved_steps,
-)
+from digirl_dist.algorithm.advantages import alike, group_advantages
+from digirl_dist.algorithm.imitation import all_log_probs, log_probs_of
+from digirl_dist.algorithm.losses import Compared, clipped_loss, importance_of, mean_of_tokens, with_entropy
+from digirl_dist.algorithm.optimizer import Drawn, MinibatchOptimizer, OptimizerIsTheState, totals
+from digirl_dist.algorithm.options import GrpoOptions, Loss
+from digirl_dist.algorithm.selection import Waiting, completed_groups, start_of
 from digirl_dist.algorithm.table import (
     ALIKE,
-    IMITATED,
     KEPT,
     UNDRAWN,
-    UNSOLVED,
     WAITING,
     Learned,
     Row,
@@ -41,30 +33,32 @@ from digirl_dist.parallel.peers import ALONE, Peers
 from digirl_dist.tasks import Ticket
 from digirl_dist.trajectory import Trajectory
 
-_DISCOUNT = 0.7
-"""Discount of the return to go by which imitated steps are weighted."""
-_MOST_IMPORTANCE = 2.0
-"""Largest weight of a step that a different policy took: an older one, or one of another precision."""
 
+@dataclass
+class Moved:
+    """How far an update went, counted in its own passes over this rank's tokens."""
 
-@dataclass(frozen=True, eq=False)
-class Batch:
-    """What the objective is computed from, all of shape [B]."""
+    tokens: float = 0.0
+    outside: float = 0.0
+    """Tokens whose ratio was clipped."""
+    log_ratios: float = 0.0
 
-    old: torch.Tensor
-    """Log-probabilities that the ratios are taken to."""
-    advantages: torch.Tensor
-    weights: torch.Tensor
-    """What each step counts for."""
-    imitated: torch.Tensor
-    """Whether a step is imitated, with this weight alone."""
+    def add(self, ratios: torch.Tensor, mask: torch.Tensor, low: float, high: float) -> None:
+        """Counts ratios [B, T] of tokens."""
+        own = ratios[mask & ratios.isfinite()].double()  # the others are skipped
+        self.tokens += len(own)
+        self.outside += float(((own < 1 - low) | (own > 1 + high)).sum())
+        self.log_ratios += float(own.log().sum())
 
-    def __getitem__(self, rows: list[int]) -> Batch:
-        return Batch(self.old[rows], self.advantages[rows], self.weights[rows], self.imitated[rows])
+    def figures(self, peers: Peers) -> dict[str, float]:
+        """Returns the share of clipped ratios and the mean of −log ratio over all ranks; nothing without tokens."""
+        sums = torch.tensor([self.tokens, self.outside, self.log_ratios], dtype=torch.float64)
+        tokens, outside, log_ratios = peers.total_of_parts(sums).tolist()
+        return {"clipped_share": outside / tokens, "kl_from_old": -log_ratios / tokens} if tokens else {}
 
 
 class Grpo(OptimizerIsTheState):
-    """Fulfils ``Algorithm``. Compares each fresh episode with its group, and imitates what succeeded before.
+    """Fulfils ``Algorithm``. Compares each fresh episode with its group.
 
     The policy that acted need not be the one that learns: it may be older (``collect_ahead``), or compute in another
     precision. So ratios are taken to the policy as it is before the update, and its own ratio to the one that acted,
@@ -72,116 +66,98 @@ class Grpo(OptimizerIsTheState):
     2505.24298).
     """
 
-    def __init__(
-        self,
-        agent: Agent,
-        settings: GrpoOptions,
-        seed: int,
-        peers: Peers = ALONE,
-        experience: Experience = USUAL,
-    ) -> None:
+    OUTCOMES: ClassVar[tuple[str, ...]] = (KEPT, ALIKE, WAITING, UNDRAWN)
+    """Figures that count the rows of the table."""
+
+    def __init__(self, agent: Agent, settings: GrpoOptions, seed: int, peers: Peers = ALONE) -> None:
         self._agent = agent
-        self._experience = experience
         self._settings = settings
         self._peers = peers
         self._optimizer = MinibatchOptimizer(agent.parameters(), settings.actor, seed, "the actor's loss", peers)
         self._waiting: Waiting | None = None
+        self._start: list[torch.Tensor] = []
+        if settings.actor.kl_weight:  # no update was made or loaded yet
+            self._start = [parameter.detach().clone() for parameter in agent.parameters()]
 
     def expect(self, before: Sequence[Ticket], after: Sequence[Ticket]) -> None:
         """See ``ExpectingAlgorithm``; without this call, every group is waited for until it is whole."""
         self._waiting = Waiting(*(frozenset((one.task.id, one.seed) for one in each) for each in (before, after)))
 
     def update(self, fresh: Sequence[Trajectory], replay: Sequence[Trajectory]) -> Learned:
-        self._agent.train(False)
+        self._agent.train(False)  # ratios must be exact
         groups = completed_groups(fresh, replay, self._settings.group_size, self._waiting)
-        table = _compared(fresh, groups)
+        table = _compared(fresh, groups, self._settings.divide_by_deviation)
         rows = [row for row in table if row.outcome == KEPT]
-        old = self._weigh(rows)
-        imitated, relabelled = self._imitated(replay)
-        beside = [*imitated, *unsolved_steps(replay, self._experience.unsolved, imitated)]
-        self._weigh_imitated(beside)
-        everything, batch = [*rows, *beside], _batch(rows, beside, old)
-        fit = self._optimizer.fit(len(everything), lambda some: self._loss(everything, batch, some), fresh=len(rows))
+        beside, figures = self._beside(replay)
+        everything = [*rows, *beside]
+        drawn = self._optimizer.draw(len(everything), fresh=len(rows))
+        batch, moved = self._batch(rows, drawn), Moved()
+        fit = self._optimizer.fit(
+            drawn,
+            lambda chosen: self._loss(everything, batch, chosen, moved),
+            lambda chosen: self._weight(batch, chosen),
+        )
         learned_from(everything, fit.learned)
         table += beside
-        figures = {"actor_loss": fit.loss, "skipped_steps": float(fit.skipped)}
-        return Learned({**figures, **self._counts(fresh, groups, table), **relabelled, **self._moved(rows, old)}, table)
+        figures |= {"actor_loss": fit.loss, "skipped_steps": float(fit.skipped), **moved.figures(self._peers)}
+        return Learned({**figures, **self._counts(fresh, groups, table)}, table)
 
-    def _weigh(self, rows: Sequence[Row]) -> torch.Tensor:
-        """Weighs fresh steps: 1/H of their episode, times the correction for the policy that acted.
+    def _beside(self, replay: Sequence[Trajectory]) -> tuple[list[Row], dict[str, float]]:
+        """Returns further rows that a minibatch is drawn from, and figures: nothing, but see ``GrpoReplay``."""
+        return [], {}
 
-        Returns the log-probabilities of the policy as it is, shape [N].
+    def _loss(self, rows: Sequence[Row], batch: Compared, chosen: list[int], moved: Moved) -> torch.Tensor:
+        log_probs, mask = log_probs_of(self._agent, [rows[place] for place in chosen])
+        loss, ratios = clipped_loss(log_probs, mask, batch[chosen], self._settings)
+        moved.add(ratios, mask, self._settings.clip_low, self._settings.clip_high)
+        return loss
+
+    def _weight(self, batch: Compared, chosen: list[int]) -> float:
+        return float(batch.counts[chosen].sum())
+
+    def _batch(self, rows: Sequence[Row], drawn: Drawn) -> Compared:
+        """Returns what the rows' objective is computed from, and gives the rows their weights for the table."""
+        old, mask = all_log_probs(self._agent, rows, self._peers, drawn.batches)
+        start = None
+        if self._start:
+            with self._at_start():
+                start, _ = all_log_probs(self._agent, rows, self._peers, drawn.batches)
+        advantages = torch.tensor([row.advantage or 0.0 for row in rows], dtype=torch.float64)[:, None].expand_as(old)
+        if weight := self._settings.actor.entropy_weight:
+            found = totals({"surprise": -float(old.sum()), "tokens": float(mask.sum())}, self._peers)
+            advantages = with_entropy(advantages, old, found["surprise"] / max(1.0, found["tokens"]), weight)
+        loss, most = self._settings.loss, self._settings.most_importance
+        importance = importance_of(old, acted(rows, old, mask), mask, loss, most)
+        counts, weights = self._counts_and_weights(rows, mask)
+        for row, of_row in zip(rows, (weights * mean_of_tokens(importance, mask)).tolist(), strict=True):
+            row.weight = of_row
+        return Compared(old, importance, advantages, counts, weights, start)
+
+    def _counts_and_weights(self, rows: Sequence[Row], mask: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Returns what each row counts for, 1 on average, and by what else its objective is multiplied; both [N].
+
+        Where episodes count alike, that is by how much less its episode counts than others: 1/H of its H steps.
         """
-        acted = torch.tensor([row.episode.steps[row.place].log_prob for row in rows])
-        with torch.no_grad():
-            old = log_probs_in_parts(self._agent, rows).cpu() if rows else acted
-        own = {"steps": len(rows), "episodes": len({id(row.episode) for row in rows})}
+        counts = (mask.sum(dim=1) if self._settings.loss is Loss.token else torch.ones(len(rows))).double()
+        of_episodes: dict[int, float] = defaultdict(float)
+        for row, count in zip(rows, counts.tolist(), strict=True):
+            of_episodes[id(row.episode)] += count
+        own = {"counts": float(counts.sum()), "rows": len(rows), "episodes": len(of_episodes)}
         sums = totals(own, self._peers)
-        steps = sums["steps"] / max(1, sums["episodes"])
-        for row, correction in zip(rows, importance(old, acted, _MOST_IMPORTANCE).tolist(), strict=True):
-            row.weight = steps / len(row.episode.steps) * correction
-        return old
+        mean = sums["counts"] / max(1.0, sums["episodes"])
+        factors = [mean / of_episodes[id(row.episode)] if self._settings.per_episode else 1.0 for row in rows]
+        return counts * (sums["rows"] / max(1.0, sums["counts"])), torch.tensor(factors, dtype=torch.float64)
 
-    def _imitated(self, replay: Sequence[Trajectory]) -> tuple[list[Row], dict[str, float]]:
-        """Returns the steps of episodes that ended better than their task lately does, heavier the more it was.
-
-        Self-imitation, (R − V)₊ log π (arXiv 1806.05635, equation 2), where V is the mean return of the task's newest
-        episodes; so a task that is mastered leaves the room to others.
-        """
-        if not self._settings.replay_weight:
-            return [], {}
-        episodes, relabelled = self._experience.hindsight.added(replay, self._peers)
-        tasks = [episode.ticket.task.id for episode in episodes]
-        surplus = surpluses([one.reward for one in episodes], tasks, expected_returns(replay))
-        better = [(episode, more) for episode, more in zip(episodes, surplus, strict=True) if more > 0]
-        shares = task_weights([episode.ticket.task.id for episode, _ in better])
-        reason = "its episode ended better than its task lately does"
-        worth = _DISCOUNT, self._experience.erase_loops
-        rows = [
-            row
-            for (episode, more), share in zip(better, shares, strict=True)
-            for row in judged(episode, IMITATED, reason, share * more, *worth)
-        ]
-        return [row for row in rows if row.weight], relabelled
-
-    def _weigh_imitated(self, rows: Sequence[Row]) -> None:
-        """Brings the mean weight over the rows of all ranks to ``replay_weight``."""
-        found = totals({"weight": sum(row.weight for row in rows), "rows": len(rows)}, self._peers)
-        for row in rows:
-            row.weight *= self._settings.replay_weight * found["rows"] / found["weight"]
-
-    def _loss(self, rows: Sequence[Row], batch: Batch, chosen: list[int]) -> torch.Tensor:
-        """Ratios must be exact; what is imitated is fitted in training mode, as the imitating algorithms do."""
-        log_probs, order = [], []
-        for imitated in (False, True):
-            part = [index for index in chosen if batch.imitated[index] == imitated]
-            if asked := part or self._stand_in(batch, imitated):
-                self._agent.train(imitated)
-                log_probs.append(log_probs_of(self._agent, [rows[index] for index in asked])[: len(part)])
-                order += part
-        self._agent.train(False)
-        return clipped_loss(torch.cat(log_probs), batch[order], self._settings.clip_low, self._settings.clip_high)
-
-    def _stand_in(self, batch: Batch, imitated: bool) -> list[int]:
-        """Any row of a kind that a rank's part of a minibatch lacks, to be computed and left out.
-
-        Ranks that have a part of the weights each must call the agent equally often.
-        """
-        return [] if self._peers.replicas else torch.nonzero(batch.imitated == imitated)[:1, 0].tolist()
-
-    def _moved(self, rows: Sequence[Row], old: torch.Tensor) -> dict[str, float]:
-        """Returns how far the update went: the share of clipped ratios, and the mean of −log ratio.
-
-        Over the rows of all ranks that were learned from; nothing if no rank has any.
-        """
-        with torch.no_grad():
-            now = log_probs_in_parts(self._agent, rows).cpu() if rows else old
-        ratio = ratios_of(now, old)[[row.learned for row in rows]]
-        outside = (ratio < 1 - self._settings.clip_low) | (ratio > 1 + self._settings.clip_high)
-        own = {"rows": len(ratio), "outside": float(outside.sum()), "moved": float(ratio.double().log().sum())}
-        found = totals(own, self._peers)
-        count = found["rows"]
-        return {"clipped_share": found["outside"] / count, "kl_from_old": -found["moved"] / count} if count else {}
+    @contextmanager
+    def _at_start(self) -> Iterator[None]:
+        """Has the agent compute with the weights that the run began with."""
+        parameters = list(self._agent.parameters())
+        learned = [parameter.detach().clone() for parameter in parameters]
+        _assign(parameters, self._start)
+        try:
+            yield
+        finally:
+            _assign(parameters, learned)
 
     def _counts(
         self, fresh: Sequence[Trajectory], groups: Sequence[Sequence[Trajectory]], table: Sequence[Row]
@@ -198,7 +174,7 @@ class Grpo(OptimizerIsTheState):
             "groups": len(groups),
             "alike": sum(_alike(members) for members in groups),
             "kept_trajectories": len(kept),
-            **counts(table, KEPT, IMITATED, UNSOLVED, ALIKE, WAITING, UNDRAWN),
+            **counts(table, *self.OUTCOMES),
         }
         found = totals(own, self._peers)
         all_fresh, lag, alike_groups = (found.pop(name) for name in ("fresh", "lag", "alike"))
@@ -206,11 +182,32 @@ class Grpo(OptimizerIsTheState):
         return {"policy_lag": lag / all_fresh if all_fresh else 0.0, **found, "groups_alike_share": share}
 
 
-def _compared(fresh: Sequence[Trajectory], groups: Sequence[Sequence[Trajectory]]) -> list[Row]:
+@torch.no_grad()
+def _assign(parameters: Sequence[torch.nn.Parameter], values: Sequence[torch.Tensor]) -> None:
+    for parameter, value in zip(parameters, values, strict=True):
+        parameter.copy_(value)
+
+
+def acted(rows: Sequence[Row], old: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+    """Returns log-probabilities [N, T] of the policy that acted, as they are stored.
+
+    Where only that of the whole action is, by how much it differs from ``old`` is shared out over the tokens.
+    """
+    found = old.clone()
+    for line, own, row in zip(found, mask, rows, strict=True):
+        step, count = row.episode.steps[row.place], int(own.sum())
+        if len(step.token_log_probs) == count:
+            line[own] = torch.tensor(step.token_log_probs, dtype=line.dtype)
+        else:
+            line[own] += (step.log_prob - line.sum()) / count
+    return found
+
+
+def _compared(fresh: Sequence[Trajectory], groups: Sequence[Sequence[Trajectory]], divide: bool) -> list[Row]:
     """Returns a row for each step of the groups, with its advantage, and of the fresh episodes that wait for theirs."""
     table = []
     for members in groups:
-        found = group_advantages(np.array([episode.reward for episode in members])).tolist()
+        found = group_advantages(np.array([episode.reward for episode in members]), divide).tolist()
         for episode, advantage in zip(members, found, strict=True):
             if _alike(members):
                 rows = rows_of(episode, ALIKE, "all episodes of its group came out alike")
@@ -228,30 +225,3 @@ def _compared(fresh: Sequence[Trajectory], groups: Sequence[Sequence[Trajectory]
 def _alike(members: Sequence[Trajectory]) -> bool:
     """Whether a group says nothing, for all its episodes came out alike."""
     return alike(np.array([episode.reward for episode in members]))
-
-
-def _batch(rows: Sequence[Row], imitated: Sequence[Row], old: torch.Tensor) -> Batch:
-    """``old`` belongs to the ``rows``."""
-    advantages = torch.tensor([row.advantage or 0.0 for row in rows], dtype=torch.float64)
-    weights = torch.tensor([row.weight for row in (*rows, *imitated)], dtype=torch.float32)
-    nothing = torch.zeros(len(imitated))
-    is_imitated = torch.arange(len(weights)) >= len(rows)
-    return Batch(torch.cat([old, nothing]), torch.cat([advantages, nothing]), weights, is_imitated)
-
-
-def clipped_loss(log_probs: torch.Tensor, batch: Batch, clip_low: float, clip_high: float) -> torch.Tensor:
-    """−mean of w times what ``clipped_gains`` says, with ρ = exp(log π − log π_old); all shapes are [B].
-
-    arXiv 2402.03300, equation 3 without its KL term. Of steps that are imitated w · log π.
-    """
-    old, advantages, weights = (part.to(log_probs) for part in (batch.old, batch.advantages, batch.weights))
-    gains = clipped_gains(ratios_of(log_probs, old), advantages, clip_low, clip_high)
-    return -(weights * torch.where(batch.imitated.to(log_probs.device), log_probs, gains)).mean()
-
-
-def importance(log_probs: torch.Tensor, acted: torch.Tensor, most: float) -> torch.Tensor:
-    """min(π / μ, ``most``) of log-probabilities log π now and log μ when it acted; shape [B].
-
-    Truncated importance weights (arXiv 1802.01561, section 4.1); 1 where the policy that acted is the present one.
-    """
-    return ratios_of(log_probs, acted).clamp(max=most)

@@ -2,30 +2,19 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 
 import torch
+from torch import nn
 
 from digirl_dist.agent import Agent, contract
+from digirl_dist.algorithm.losses import imitation_loss
 from digirl_dist.algorithm.optimizer import Fit, MinibatchOptimizer, OptimizerIsTheState, totals
 from digirl_dist.algorithm.table import Row, learned_from
 from digirl_dist.parallel.peers import ALONE, Peers
 from digirl_dist.settings import ActorSettings
 
 _ROWS_AT_ONCE = 256
-_LIKELIEST = -1e-6
-"""Log-probability of an action to avoid beyond which the logarithm of what is left continues as a straight line."""
-
-
-def imitation_loss(log_probs: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
-    """Weighted mean of −log π, and where a weight is below 0 of −log(1 − π); both arguments have shape [B].
-
-    The latter is the unlikelihood of Welleck et al. 2019 (arXiv 1908.04319): it matters as far as the action is likely.
-    """
-    bounded = log_probs.clamp(max=_LIKELIEST)
-    avoided = (-torch.expm1(bounded)).log() + (log_probs - bounded) / math.expm1(_LIKELIEST)
-    return -(weights.abs() * torch.where(weights < 0, avoided, log_probs)).sum() / weights.abs().sum()
 
 
 class Imitation(OptimizerIsTheState):
@@ -62,27 +51,42 @@ class Imitation(OptimizerIsTheState):
         """
         rows, loss = [row for row in rows if row.weight], 0.0
         weight = sum(abs(row.weight) for row in rows)
+        log_probs = all_log_probs(self._agent, rows, self._peers)[0].sum(dim=1).double()
         if rows:
-            with torch.no_grad():
-                log_probs = log_probs_in_parts(self._agent, rows).double()
-                loss = float(imitation_loss(log_probs, _weights(rows, log_probs)))
+            loss = float(imitation_loss(log_probs, _weights(rows, log_probs)))
         found = totals({"loss": weight * loss, "weight": weight}, self._peers)
         return found["loss"] / found["weight"] if found["weight"] else 0.0
 
     def _loss_of(self, rows: Sequence[Row]) -> torch.Tensor:
-        log_probs = log_probs_of(self._agent, rows)
+        observations, actions = [row.observation for row in rows], [row.action for row in rows]
+        log_probs = contract.log_prob(self._agent, observations, actions)
         return imitation_loss(log_probs, _weights(rows, log_probs))
 
 
-def log_probs_in_parts(agent: Agent, rows: Sequence[Row]) -> torch.Tensor:
-    """Of any number of rows, shape [N], a bounded number at once. Not empty."""
-    parts = [rows[first : first + _ROWS_AT_ONCE] for first in range(0, len(rows), _ROWS_AT_ONCE)]
-    return torch.cat([log_probs_of(agent, part) for part in parts])
+def all_log_probs(
+    agent: Agent, rows: Sequence[Row], peers: Peers, drawn: Sequence[list[int]] = ()
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Returns log-probabilities of any number of rows, and the mask of tokens, both [N, T], without gradient.
+
+    A bounded number at once, and spread over the ranks (see ``Peers.spread``): every rank must call it.
+    """
+
+    def compute(places: Sequence[int]) -> torch.Tensor:
+        parts = []
+        for first in range(0, len(places), _ROWS_AT_ONCE):
+            found, mask = log_probs_of(agent, [rows[place] for place in places[first : first + _ROWS_AT_ONCE]])
+            parts.append(torch.cat([mask.sum(dim=1, keepdim=True), found], dim=1).cpu())
+        width = max(part.shape[1] for part in parts)
+        return torch.cat([nn.functional.pad(part, (0, width - part.shape[1])) for part in parts])
+
+    with torch.no_grad():
+        found = peers.spread(len(rows), compute, drawn)
+    return found[:, 1:], torch.arange(found.shape[1] - 1) < found[:, :1]
 
 
-def log_probs_of(agent: Agent, rows: Sequence[Row]) -> torch.Tensor:
-    """Of the rows of a minibatch, shape [B]: one call of the agent."""
-    return contract.log_prob(agent, [row.observation for row in rows], [row.action for row in rows])
+def log_probs_of(agent: Agent, rows: Sequence[Row]) -> tuple[torch.Tensor, torch.Tensor]:
+    """Of the tokens of some rows, and the mask of tokens, both [B, T]: one call of the agent."""
+    return contract.token_log_probs(agent, [row.observation for row in rows], [row.action for row in rows])
 
 
 def _weights(rows: Sequence[Row], like: torch.Tensor) -> torch.Tensor:

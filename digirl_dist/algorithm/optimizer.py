@@ -1,4 +1,8 @@
-"""Gradient descent over shuffled minibatches, as every part that learns here does it."""
+"""Gradient descent over shuffled minibatches, as every part that learns here does it.
+
+A minibatch is the rows of one step: they are cut over the ranks, each rank passes its part through the agent as many
+rows at a time as fit, and the ranks exchange their gradients once.
+"""
 
 from __future__ import annotations
 
@@ -20,6 +24,14 @@ WeightOf = Callable[[list[int]], float]
 
 _MOST_SKIPPED = 0.5
 """Share of an update's steps beyond which skipping them is no remedy."""
+
+
+class Drawn(NamedTuple):
+    """The minibatches of an update, as row indices."""
+
+    batches: list[list[int]]
+    parts: list[list[int]]
+    """This rank's part of each."""
 
 
 class Fit(NamedTuple):
@@ -49,7 +61,7 @@ class Adam(torch.optim.Adam):
 
 
 class MinibatchOptimizer:
-    """Adam with accumulated and clipped gradients. Keeps its state and its random numbers.
+    """Adam with clipped gradients, over shuffled minibatches. Keeps its state, its random numbers and its schedule.
 
     ``what`` names the loss in errors. The learning rate is that of the settings also after a resume, so a run that
     stopped because its loss exploded can go on with a lower rate. With ``peers``, a minibatch is that of all ranks
@@ -71,67 +83,87 @@ class MinibatchOptimizer:
         self._optimizer = Adam(self._parameters, lr=settings.learning_rate, eps=settings.ADAM_EPS)
         peers.adopt(self._optimizer)
         self._generator = torch.Generator().manual_seed(seed)
+        self._updates = 0
 
-    def fit(self, rows: int, loss_of: LossOf, weight_of: WeightOf = len, rate: float = 1.0, fresh: int = 0) -> Fit:
-        """Up to ``epochs`` passes over the rows, ``max_examples`` in all; the first ``fresh`` are never left out.
+    @property
+    def learning_rate(self) -> float:
+        """That of the next ``fit``: it falls linearly to 0 over ``anneal_iterations``."""
+        iterations = self._settings.anneal_iterations
+        left = 1.0 if iterations is None else max(0.0, 1 - self._updates / iterations)
+        return left * self._settings.learning_rate
 
-        ``rate`` is the share of the learning rate to go on with. A step whose loss or gradient is not finite, or whose
-        loss is beyond ``MAX_LOSS``, is skipped, on every rank alike. Raises TrainingError when that is more than half
-        of all steps.
+    def draw(self, rows: int, fresh: int = 0) -> Drawn:
+        """Draws the minibatches of an update: up to ``epochs`` passes over the rows, ``max_examples`` in all.
+
+        The first ``fresh`` rows are never left out.
         """
         drawn = batches(rows, self._settings, self._generator, fresh)
         parts = self._peers.align(drawn)
-        drawn += [[] for _ in range(len(parts) - len(drawn))]
+        return Drawn(drawn + [[] for _ in range(len(parts) - len(drawn))], parts)
+
+    def fit(self, rows: int | Drawn, loss_of: LossOf, weight_of: WeightOf = len, fresh: int = 0) -> Fit:
+        """Makes a step of each minibatch, ``rows_at_once`` of this rank's rows at a time, with one exchange.
+
+        Draws them first for a number of ``rows``. A step whose loss or gradient is not finite, or whose loss is beyond
+        ``MAX_LOSS``, is skipped, on every rank alike. Raises TrainingError when that is more than half of all steps.
+        """
+        drawn = self.draw(rows, fresh) if isinstance(rows, int) else rows
         losses: list[float] = []
         faults: list[str] = []
         learned: set[int] = set()
-        firsts = range(0, len(parts), self._settings.accumulate)
-        for first in firsts:
-            last = first + self._settings.accumulate
-            shares = weight_shares(drawn[first:last], weight_of, self._peers)
-            loss, fault = self._step(list(zip(parts[first:last], shares, strict=True)), loss_of, weight_of, rate)
+        for batch, part in zip(drawn.batches, drawn.parts, strict=True):
+            loss, fault = self._step(part, len(batch), loss_of, weight_of)
             if fault:
                 faults.append(fault)
-                refuse_many(faults, len(firsts))
+                refuse_many(faults, len(drawn.batches))
             else:
                 losses.append(loss)
-                learned.update(*drawn[first:last])
+                learned.update(batch)
+        self._updates += 1
         return Fit(sum(losses) / len(losses) if losses else 0.0, len(faults), frozenset(learned))
 
     def state_dict(self) -> dict[str, Any]:
-        return {"optimizer": self._optimizer.state_dict(), "generator": self._generator.get_state()}
+        state = self._optimizer.state_dict()
+        return {"optimizer": state, "generator": self._generator.get_state(), "updates": self._updates}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         self._optimizer.load_state_dict(state["optimizer"])
         self._generator.set_state(state["generator"])
+        self._updates = state["updates"]
 
-    def _step(
-        self, group: Sequence[tuple[list[int], float]], loss_of: LossOf, weight_of: WeightOf, rate: float
-    ) -> tuple[float, str]:
-        """Makes one step from this rank's rows of some minibatches, each with its share in it.
+    def _step(self, part: list[int], rows: int, loss_of: LossOf, weight_of: WeightOf) -> tuple[float, str]:
+        """Makes one step from this rank's part of a minibatch of so many ``rows``.
 
         Returns the loss of all, and why no step was made of it; empty if one was. Both are the same on every rank.
         """
-        found: list[float] = []
-        gradients: list[torch.Tensor | None] = [None] * len(self._parameters)
-        for part, share in group:
-            found.append(self._backward(part, loss_of, weight_of, share))
-            gradients = [_plus(sum_of, one.grad) for sum_of, one in zip(gradients, self._parameters, strict=True)]
-        for parameter, gradient in zip(self._parameters, gradients, strict=True):
-            parameter.grad = gradient
+        self._optimizer.zero_grad()
+        loss = self._backward(part, rows, loss_of, weight_of)
         length = self._peers.clip(self._parameters, self._settings.clip_norm)
-        if fault := fault_of(found, length, self._settings.MAX_LOSS, self._what):
+        if fault := fault_of(loss, length, self._settings.MAX_LOSS, self._what):
             return 0.0, fault
         for parameters in self._optimizer.param_groups:
-            parameters["lr"] = rate * self._settings.learning_rate
+            parameters["lr"] = self.learning_rate
+        self._decay()
         self._optimizer.step()
-        return sum(share * loss for (_, share), loss in zip(group, found, strict=True)), ""
+        return loss, ""
 
-    def _backward(self, rows: list[int], loss_of: LossOf, weight_of: WeightOf, scale: float) -> float:
-        """Leaves the gradient of a minibatch, all ranks' parts together, times ``scale``; its loss."""
-        self._optimizer.zero_grad()
-        loss, weight = (loss_of(rows), float(weight_of(rows))) if rows else (None, 0.0)
-        return self._peers.backward(self._parameters, loss, weight, scale)
+    def _backward(self, part: list[int], rows: int, loss_of: LossOf, weight_of: WeightOf) -> float:
+        """Leaves the gradient of a minibatch, all ranks' parts together; returns its loss."""
+        weight, mean = float(weight_of(part)) if part else 0.0, 0.0
+        share = self._peers.share(weight)
+        for chosen in self._peers.passes(part, rows, self._settings.rows_at_once or rows):
+            of_chosen = float(weight_of(chosen)) / weight if chosen else 0.0
+            loss = loss_of(chosen or part[-1:])
+            (loss * (share * of_chosen)).backward()  # type: ignore[no-untyped-call]
+            mean += of_chosen * float(loss.detach())
+        return self._peers.exchange(self._parameters, mean, weight)
+
+    @torch.no_grad()
+    def _decay(self) -> None:
+        """Decoupled weight decay (arXiv 1711.05101)."""
+        if self._settings.weight_decay:
+            for parameter in self._parameters:
+                parameter.mul_(1 - self.learning_rate * self._settings.weight_decay)
 
 
 class OptimizerIsTheState:
@@ -162,25 +194,9 @@ def batches(rows: int, settings: OptimizerSettings, generator: torch.Generator, 
     return [batch.tolist() for batch in torch.tensor_split(drawn, math.ceil(wanted / settings.batch_size))]
 
 
-def weight_shares(drawn: Sequence[list[int]], weight_of: WeightOf, peers: Peers) -> list[float]:
-    """The share of each minibatch in the weight of all, over all ranks: their gradients, mixed so, are that of one."""
-    if len(drawn) == 1:
-        return [1.0]
-    weights = peers.total(torch.tensor([float(weight_of(batch)) if batch else 0.0 for batch in drawn]))
-    shares: list[float] = (weights / weights.sum()).tolist()
-    return shares
-
-
-def _plus(one: torch.Tensor | None, other: torch.Tensor | None) -> torch.Tensor | None:
-    """The sum of two gradients, where None is that of a parameter that was not used."""
-    if one is None or other is None:
-        return other if one is None else one
-    return one + other
-
-
-def fault_of(losses: Sequence[float], length: float, most: float, what: str) -> str:
-    """Why no step can be made of minibatches with these losses and a gradient of this length; empty if one can."""
-    for name, value, limit in [*((what, loss, most) for loss in losses), (f"the gradient of {what}", length, math.inf)]:
+def fault_of(loss: float, length: float, most: float, what: str) -> str:
+    """Why no step can be made of a minibatch with this loss and a gradient of this length; empty if one can."""
+    for name, value, limit in ((what, loss, most), (f"the gradient of {what}", length, math.inf)):
         if not math.isfinite(value):
             return f"{name} became {value}; lower the learning rate, or look for actions of probability 0"
         if abs(value) > limit:

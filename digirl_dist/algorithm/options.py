@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from enum import Enum
 from typing import ClassVar
 
 from digirl_dist.errors import SettingsError
@@ -14,6 +15,17 @@ PUBLISHED = ("paper", "code")
 """The advantages of DigiRL that need no function of the user's."""
 
 
+class Loss(Enum):
+    """What the clipped objective compares and averages where an agent speaks in tokens; others have one per step."""
+
+    token = "token"
+    """The ratio of each token; all tokens count alike."""
+    step = "step"
+    """The ratio of each token; they count alike within a step."""
+    sequence = "sequence"
+    """The ratio of a step's whole answer, per token of it (GSPO)."""
+
+
 @dataclass
 class GrpoActorSettings(ActorSettings):
     """How the policy maximises its clipped objective."""
@@ -21,23 +33,53 @@ class GrpoActorSettings(ActorSettings):
     learning_rate: Rate = 1e-3
     epochs: Few = 4
     max_examples: Count = expert(4000)
+    kl_weight: Amount = expert(0.0)
+    """Weight of the divergence from the policy that the run began with."""
+    entropy_weight: Amount = expert(0.0)
+    """Weight of the policy's entropy: less likely actions, or tokens, get a larger advantage."""
 
 
 @dataclass
 class GrpoOptions:
     """Group-relative policy optimisation."""
 
-    group_size: Few = 4
+    group_size: Few = 8
     """Episodes of one task from one start; ``rollout_size`` must be a multiple of this."""
+    loss: Loss = Loss.token
+    """For agents that speak in tokens. ``token``: the ratio of each token is clipped, and all tokens count alike;
+    ``step``: they count alike within a step; ``sequence``: the ratio is that of a step's whole answer, per token of it
+    (GSPO). Other agents have one token per step."""
+    per_episode: bool = True
+    """Episodes count alike, however many tokens or steps they have. False: tokens, or steps, count alike (as in DAPO).
+    """
     clip_low: Share = 0.2
     """The objective is flat where the ratio of new to old probability is below 1 - this."""
+    clip_high: Positive = 0.2
+    """The objective is flat where the ratio is above 1 + this."""
+    divide_by_deviation: bool = expert(True)
+    """Divide a group's advantages by its standard deviation. False: do not (Dr. GRPO)."""
+    most_importance: Positive = expert(2.0)
+    """Largest weight of a token, or step, that a different policy chose: an older one, or one of another precision."""
+    actor: GrpoActorSettings = field(default_factory=GrpoActorSettings)
+
+
+@dataclass
+class GrpoReplayOptions(GrpoOptions):
+    """GRPO mixed with imitation of the replay's successes, relabelled ones included, and with kept-open steps."""
+
+    group_size: Few = 4
+    loss: Loss = expert(Loss.token)
+    """As of ``grpo``."""
+    per_episode: bool = expert(True)
+    """As of ``grpo``."""
+    clip_low: Share = expert(0.2)
+    """As of ``grpo``."""
     clip_high: Positive = 5.0
     """The objective is flat where the ratio is above 1 + this. It is high, because an action of probability 0.3 % would
     otherwise need many updates."""
     replay_weight: Amount = 1.0
     """Mean weight of self-imitation: steps of replay episodes, of any iteration, that ended better than their task's
     recent average. 0: only fresh episodes teach."""
-    actor: GrpoActorSettings = field(default_factory=GrpoActorSettings)
 
 
 @dataclass
@@ -48,14 +90,14 @@ class PpoOptions(OptimizerSettings):
     max_examples: Count = expert(1_000_000)
     clip_norm: Positive = 0.5
     ADAM_EPS: ClassVar[float] = 1e-5
-    anneal_iterations: Count | None = None
-    """The learning rate falls linearly to 0 over this many iterations; null: over the run's."""
     clip_ratio: Share = 0.2
     """The objective is flat where the ratio of new to old probability is below 1 - this, or above 1 + this."""
     discount: Share = 0.99
     """Discount: the weight of a reward one step later."""
     lam: Share = 0.95
     """λ of the generalised advantage."""
+    entropy_weight: Amount = expert(0.0)
+    """Weight of the policy's entropy: less likely actions get a larger advantage."""
     value_weight: Amount = 0.5
     """Weight of the value function's loss relative to the policy's."""
 

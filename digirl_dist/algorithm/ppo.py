@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import torch
 from torch import nn
 
 from digirl_dist.agent import Agent, contract, critic
-from digirl_dist.algorithm.advantages import clipped_gains, ratios_of, unit
-from digirl_dist.algorithm.optimizer import Fit, MinibatchOptimizer, OptimizerIsTheState
+from digirl_dist.algorithm.advantages import unit
+from digirl_dist.algorithm.losses import clipped_gains, ratios_of, with_entropy
+from digirl_dist.algorithm.optimizer import MinibatchOptimizer, totals
 from digirl_dist.algorithm.options import PpoOptions
 from digirl_dist.algorithm.table import KEPT, Learned, Row, learned_from
 from digirl_dist.parallel.peers import ALONE, Peers
@@ -40,68 +41,22 @@ class Rows:
     """In the value function's scale."""
 
 
-class Learner(Protocol):
-    """Moves the weights of an agent and a value function along the gradient of PPO's loss."""
-
-    def fit(self, rows: Rows, rate: float) -> Fit:
-        """Some passes over the rows with this share of the learning rate; none of them is left out.
-
-        Skips steps, and raises TrainingError, as ``MinibatchOptimizer.fit`` does.
-        """
-
-    def state_dict(self) -> dict[str, Any]:
-        """As that of ``MinibatchOptimizer`` over the agent's parameters and then the value function's."""
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None: ...
-
-
-LearnerFactory = Callable[[Agent, nn.Module, PpoOptions, int, Peers], Learner]
-"""From agent, value function, settings, seed and peers."""
-
-
-class TorchLearner(OptimizerIsTheState):
-    """Learner by PyTorch's gradients."""
-
-    def __init__(self, agent: Agent, value: nn.Module, settings: PpoOptions, seed: int, peers: Peers) -> None:
-        self._agent = agent
-        self._value = value
-        self._settings = settings
-        parameters = [*agent.parameters(), *value.parameters()]
-        self._optimizer = MinibatchOptimizer(parameters, settings, seed, LOSS, peers)
-
-    def fit(self, rows: Rows, rate: float) -> Fit:
-        count = len(rows.observations)
-        return self._optimizer.fit(count, lambda batch: self._loss(rows, batch), rate=rate, fresh=count)
-
-    def _loss(self, rows: Rows, batch: list[int]) -> torch.Tensor:
-        observations, actions = [rows.observations[k] for k in batch], [rows.actions[k] for k in batch]
-        log_probs = contract.log_prob(self._agent, observations, actions)
-        ratios, clip = ratios_of(log_probs, rows.log_probs[batch]), self._settings.clip_ratio
-        policy = clipped_gains(ratios, rows.advantages[batch], clip, clip).mean()
-        value = (self._value(rows.seen[batch])[:, 0] - rows.returns[batch]).square().mean()
-        loss: torch.Tensor = self._settings.value_weight * value - policy
-        return loss
-
-
 class PPO:
     """Fulfils ``Algorithm``; learns from ``fresh`` alone.
 
     The last step of a trajectory may be neither terminated nor truncated: then it is a piece of an episode that goes
-    on, and what comes after it is estimated. The learning rate falls linearly to 0 over ``iterations`` updates.
+    on, and what comes after it is estimated.
     """
 
     def __init__(
         self,
         agent: Agent,
         settings: PpoOptions,
-        iterations: int,
         seed: int,
         peers: Peers = ALONE,
-        learner: LearnerFactory = TorchLearner,
     ) -> None:
         self._agent = agent
         self._settings = settings
-        self._iterations = iterations
         self._peers = peers
         self._device = next(agent.parameters()).device
         _, self._input_size = critic(agent)
@@ -109,33 +64,38 @@ class PPO:
             torch.manual_seed(seed)
             self._value = _value_function(self._input_size).to(self._device)
         self._scale = ReturnScale(peers)
-        self._learner = learner(agent, self._value, settings, seed, peers)
-        self._updates = 0
+        parameters = [*agent.parameters(), *self._value.parameters()]
+        self._optimizer = MinibatchOptimizer(parameters, settings, seed, LOSS, peers)
 
     def update(self, fresh: Sequence[Trajectory], replay: Sequence[Trajectory]) -> Learned:
         """The table has the advantages before they are normalised over all rows."""
         self._agent.train(False)  # ratios must be exact
-        left = max(0.0, 1 - self._updates / self._iterations)
         table: list[Row] = []
-        fit = self._learner.fit(self._rows(fresh, table), left)
+        rows, rate = self._rows(fresh, table), self._optimizer.learning_rate
+        fit = self._optimizer.fit(len(table), lambda batch: self._loss(rows, batch), fresh=len(table))
         learned_from(table, fit.learned)
-        self._updates += 1
-        rate = self._settings.learning_rate * left
         return Learned({"ppo_loss": fit.loss, "skipped_steps": float(fit.skipped), "learning_rate": rate}, table)
 
     def state_dict(self) -> dict[str, Any]:
         return {
             "value": self._value.state_dict(),
-            "optimizer": self._learner.state_dict(),
-            "updates": self._updates,
+            "optimizer": self._optimizer.state_dict(),
             "returns": self._scale.sums,
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         self._value.load_state_dict(state["value"])
-        self._learner.load_state_dict(state["optimizer"])
-        self._updates = state["updates"]
+        self._optimizer.load_state_dict(state["optimizer"])
         self._scale.sums = state["returns"]
+
+    def _loss(self, rows: Rows, batch: list[int]) -> torch.Tensor:
+        observations, actions = [rows.observations[k] for k in batch], [rows.actions[k] for k in batch]
+        log_probs = contract.log_prob(self._agent, observations, actions)
+        ratios, clip = ratios_of(log_probs - rows.log_probs[batch]), self._settings.clip_ratio
+        policy = clipped_gains(ratios, rows.advantages[batch], clip, clip).mean()
+        value = (self._value(rows.seen[batch])[:, 0] - rows.returns[batch]).square().mean()
+        loss: torch.Tensor = self._settings.value_weight * value - policy
+        return loss
 
     def _rows(self, fresh: Sequence[Trajectory], table: list[Row]) -> Rows:
         """Fills the table, too."""
@@ -152,12 +112,17 @@ class PPO:
         device = self._device
         none = torch.zeros(0, dtype=torch.float64)
         targets = self._scale.add(torch.cat([none, *returns]))
+        log_probs = torch.tensor([step.log_prob for piece in fresh for step in piece.steps], device=device)
+        normal = normalised(torch.cat([none, *advantages]), self._peers).float().to(device)
+        if weight := self._settings.entropy_weight:
+            found = totals({"surprise": -float(log_probs.sum()), "steps": len(log_probs)}, self._peers)
+            normal = with_entropy(normal, log_probs, found["surprise"] / max(1.0, found["steps"]), weight)
         return Rows(
             [row.observation for row in table],
             [row.action for row in table],
-            torch.tensor([step.log_prob for piece in fresh for step in piece.steps], device=device),
+            log_probs,
             torch.cat([torch.zeros(0, self._input_size, device=device), *inputs]),
-            normalised(torch.cat([none, *advantages]), self._peers).float().to(device),
+            normal,
             targets.float().to(device),
         )
 

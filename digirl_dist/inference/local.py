@@ -45,10 +45,15 @@ class LocalPolicies:
     def load(self, version: int, state: State) -> None:
         """Makes ``version`` ready to act with the weights ``state``, in evaluation mode: without dropout."""
         self._torch()
-        agent = self._retired.pop() if self._retired else self._factory()
+        agent = self._retired.pop() if self._retired else self._another()
         agent.train(False)
         load_state(agent, state)
         self._serving[version] = agent
+
+    def _another(self) -> Agent:
+        """Returns one more agent, which shares what does not learn with one that is there."""
+        known = next(iter(self._serving.values()), None)
+        return self._factory() if known is None else contract.another(known) or self._factory()
 
     def same(self, version: int, other: int) -> None:
         """Makes ``version`` share the weights of ``other``, which is loaded."""

@@ -1,21 +1,24 @@
-"""Spreads minibatches over ranks, and averages the gradients of their parts.
+"""Cuts the rows of a step over ranks, and averages the gradients of their parts in one exchange.
 
-An algorithm that draws minibatches through ``align`` and calls ``backward`` and ``clip`` makes the same updates on any
-number of ranks as one process makes on all their rows.
+``MinibatchOptimizer`` makes the same updates on any number of ranks as one process makes on all their rows.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import reduce
+from itertools import accumulate, chain
 from typing import TYPE_CHECKING, ClassVar, Protocol
 
 if TYPE_CHECKING:
     import torch
 
     from digirl_dist.parallel.group import Group
+    from digirl_dist.parallel.rank import Rank
 
 Batches = list[list[int]]
+Compute = Callable[[Sequence[int]], "torch.Tensor"]
+"""Returns a line of a matrix [n, F] for each of some rows; never asked for none."""
 
 
 class Peers(Protocol):
@@ -27,13 +30,30 @@ class Peers(Protocol):
     def align(self, batches: Batches) -> Batches:
         """Returns this rank's part of each minibatch. Every rank has equally many parts, some of them empty."""
 
-    def backward(
-        self, parameters: Iterable[torch.nn.Parameter], loss: torch.Tensor | None, weight: float, scale: float
-    ) -> float:
-        """Computes the gradient of the mean loss over all ranks' rows, times ``scale``, and returns that mean.
+    def passes(self, part: list[int], rows: int, at_once: int) -> Batches:
+        """Returns this rank's part of a minibatch of ``rows`` rows, ``at_once`` at a time.
 
-        ``loss`` is the mean over this rank's rows and ``weight`` the sum of their weights (their number, where rows
-        weigh alike); None and 0 for an empty part. The parameters' gradients are None before. All ranks must call it.
+        Ranks that hold a part of the weights each make equally many passes, of which some may have no row.
+        """
+
+    def share(self, weight: float) -> float:
+        """Returns the factor of this rank's mean loss in backward passes; ``weight`` is the sum of its rows' weights.
+
+        All ranks must call it.
+        """
+
+    def exchange(self, parameters: Iterable[torch.nn.Parameter], loss: float, weight: float) -> float:
+        """Turns gradients of the ranks' mean losses, times ``share``, into that of the mean over all rows.
+
+        Returns that mean. ``weight`` is the sum of the weights of this rank's rows (their number, where rows weigh
+        alike); 0 for an empty part. All ranks must call it.
+        """
+
+    def spread(self, rows: int, compute: Compute, drawn: Sequence[list[int]] = ()) -> torch.Tensor:
+        """Returns [N, F] for this rank's rows; of rows that ranks share, each rank computes its part.
+
+        That is every W-th of them or, where minibatches were ``drawn``, what it will learn from first, so that what it
+        remembers of a row helps. Lines of parts that differ in width are filled up with 0. All ranks must call it.
         """
 
     def clip(self, parameters: Iterable[torch.nn.Parameter], limit: float) -> float:
@@ -45,11 +65,25 @@ class Peers(Protocol):
     def total(self, sums: torch.Tensor) -> torch.Tensor:
         """Turns ``sums`` over this rank's rows into sums over the rows of all ranks."""
 
+    def total_of_parts(self, sums: torch.Tensor) -> torch.Tensor:
+        """Turns ``sums`` over this rank's parts of minibatches into sums over those of all ranks."""
+
 
 class _Replica:
     """Peers of a rank that has all the weights."""
 
     replicas: ClassVar[bool] = True
+
+    def passes(self, part: list[int], rows: int, at_once: int) -> Batches:
+        return [part[first : first + at_once] for first in range(0, len(part), at_once)]
+
+    def share(self, weight: float) -> float:
+        return 1.0
+
+    def spread(self, rows: int, compute: Compute, drawn: Sequence[list[int]] = ()) -> torch.Tensor:
+        import torch
+
+        return compute(range(rows)) if rows else torch.zeros(0, 1)
 
     def clip(self, parameters: Iterable[torch.nn.Parameter], limit: float) -> float:
         from torch.nn.utils import clip_grad_norm_
@@ -66,13 +100,13 @@ class Alone(_Replica):
     def align(self, batches: Batches) -> Batches:
         return batches
 
-    def backward(
-        self, parameters: Iterable[torch.nn.Parameter], loss: torch.Tensor | None, weight: float, scale: float
-    ) -> float:
-        return _backward(loss, scale)
+    def exchange(self, parameters: Iterable[torch.nn.Parameter], loss: float, weight: float) -> float:
+        return loss
 
     def total(self, sums: torch.Tensor) -> torch.Tensor:
         return sums
+
+    total_of_parts = total
 
 
 ALONE = Alone()
@@ -84,18 +118,22 @@ class _Together(_Replica):
     def __init__(self, group: Group) -> None:
         self._group = group
 
-    def backward(
-        self, parameters: Iterable[torch.nn.Parameter], loss: torch.Tensor | None, weight: float, scale: float
-    ) -> float:
-        return average(self._group, list(parameters), weight, _backward(loss, scale))
+    def exchange(self, parameters: Iterable[torch.nn.Parameter], loss: float, weight: float) -> float:
+        return average(self._group, list(parameters), weight, loss)
+
+    def total_of_parts(self, sums: torch.Tensor) -> torch.Tensor:
+        return self._group.sum(sums.clone())
 
 
 class SharedRows(_Together):
     """Peers that have the same rows and draw the same minibatches, of which each takes its share."""
 
     def align(self, batches: Batches) -> Batches:
-        rank = self._group.rank
-        return [batch[rank.rank :: rank.world_size] for batch in batches]
+        return cut(batches, self._group.rank)
+
+    def spread(self, rows: int, compute: Compute, drawn: Sequence[list[int]] = ()) -> torch.Tensor:
+        part = first_parts(drawn, rows, self._group.rank) if drawn else every_nth(rows, self._group.rank)
+        return gathered(self._group, rows, part, compute(part) if part else None)
 
     def total(self, sums: torch.Tensor) -> torch.Tensor:
         return sums
@@ -109,11 +147,11 @@ class OwnRows(_Together):
         return [*batches, *([] for _ in range(most - len(batches)))]
 
     def total(self, sums: torch.Tensor) -> torch.Tensor:
-        return self._group.sum(sums.clone())
+        return self.total_of_parts(sums)
 
 
 def average(group: Group, parameters: Sequence[torch.nn.Parameter], weight: float, loss: float) -> float:
-    """Averages the ranks' gradients and losses by their weights, in one exchange; see ``Peers.backward``.
+    """Averages the ranks' gradients and losses by their weights, in one exchange; see ``Peers.exchange``.
 
     A parameter that has no gradient on any rank has none afterwards. Sums are in float32 at least: bfloat16 counts to
     256.
@@ -135,12 +173,30 @@ def average(group: Group, parameters: Sequence[torch.nn.Parameter], weight: floa
     return float(summed[1 - len(figures)]) / (everywhere or 1.0)
 
 
-def _backward(loss: torch.Tensor | None, scale: float) -> float:
-    """Computes the gradient of ``loss`` times ``scale`` and returns the loss."""
-    if loss is None:
-        return 0.0
-    (loss * scale).backward()  # type: ignore[no-untyped-call]
-    return float(loss.detach())
+def cut(batches: Batches, rank: Rank) -> Batches:
+    """Returns a rank's part of each minibatch: as many rows as the others, or one more or less, in each and in all."""
+    world, ends = rank.world_size, accumulate(map(len, batches))
+    return [batch[(rank.rank - end + len(batch)) % world :: world] for end, batch in zip(ends, batches, strict=True)]
+
+
+def every_nth(rows: int, rank: Rank) -> Sequence[int]:
+    return range(rank.rank, rows, rank.world_size)
+
+
+def first_parts(drawn: Sequence[list[int]], rows: int, rank: Rank) -> Sequence[int]:
+    """Returns those of the first ``rows`` rows that are in this rank's part where they are first drawn."""
+    places = {row: place for place, row in reversed([*enumerate(chain.from_iterable(drawn))])}
+    return [row for row, place in places.items() if row < rows and place % rank.world_size == rank.rank]
+
+
+def gathered(group: Group, rows: int, part: Sequence[int], found: torch.Tensor | None) -> torch.Tensor:
+    """Returns the lines [N, F] of all ranks, from those that each ``found`` for its part of the rows (None: no row)."""
+    import torch
+
+    whole = torch.zeros(rows, group.largest(0 if found is None else found.shape[1]))
+    if found is not None:
+        whole[list(part), : found.shape[1]] = found.detach().to(whole)
+    return group.sum(whole)
 
 
 def _gradient(parameter: torch.nn.Parameter) -> torch.Tensor:

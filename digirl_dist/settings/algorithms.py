@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 
 from digirl_dist.settings.expert import expert
 from digirl_dist.settings.plugins import ALGORITHM, AlgorithmBlock, settings_classes
-from digirl_dist.settings.ranges import Amount, Count, Few, FewOrNone, Positive, Rate
+from digirl_dist.settings.ranges import Amount, Count, CountOrNone, Few, FewOrNone, Positive, Rate
 
 
 @dataclass
@@ -18,16 +18,22 @@ class OptimizerSettings:
     learning_rate: Rate = 1e-3
     """Learning rate of the optimiser, Adam."""
     batch_size: Count = 64
-    """Rows per minibatch."""
-    accumulate: Few = expert(1)
-    """Minibatches that make one step together, like one minibatch of all their rows."""
+    """Rows of a step of the optimiser, over all ranks; where each rank has emulators of its own, on each."""
+    rows_at_once: CountOrNone = expert(0)
+    """Most rows of a step that pass through the agent together on each rank, with all that their gradients need: as
+    many as fit into memory. 0: all."""
     epochs: Few = 5
     """Passes over the rows in each iteration, within ``max_examples``."""
     max_examples: Count = expert(2000)
-    """Most rows of an iteration, over all passes, so that it takes bounded time. Fresh steps of grpo and ppo are
-    learned from in any case; the limit leaves out steps that are imitated."""
+    """Most rows of an iteration, over all passes, so that it takes bounded time. Fresh steps of grpo, grpo_replay and
+    ppo are learned from in any case; the limit leaves out steps that are imitated."""
     clip_norm: Positive = 1.0
     """Gradients are clipped to this norm."""
+    weight_decay: Amount = expert(0.0)
+    """Decoupled weight decay."""
+    anneal_iterations: Count | None = expert(None)
+    """The learning rate falls linearly to 0 over this many iterations. Null: it stays; of ppo, it falls over the run's.
+    """
     ADAM_EPS: ClassVar[float] = 1e-8
     """Added to the denominator of Adam's steps."""
     MAX_LOSS: ClassVar[float] = 1e4
@@ -64,7 +70,7 @@ class ValueSettings(OptimizerSettings):
 
 @dataclass
 class ExperienceSettings:
-    """What filtered_bc, digirl and grpo learn from beside what an algorithm's own block says."""
+    """What filtered_bc, digirl and grpo_replay learn from beside what an algorithm's own block says."""
 
     hindsight: HindsightSettings = field(default_factory=HindsightSettings)
     erase_loops: bool = True

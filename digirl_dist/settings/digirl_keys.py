@@ -6,7 +6,7 @@ The keys, their values and what DigiRL does with them are those of github.com/Di
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import PurePosixPath
 from typing import Any
@@ -21,7 +21,7 @@ Values = Mapping[str, Any]
 _PLACEHOLDER = "<username>"
 _AVD = "test_Android"
 _SCREEN_ENCODER = "Salesforce/blip2-opt-2.7b"
-_TRAJECTORY_BATCH, _TRAJECTORY_EPOCHS = 8, 5
+_BATCH, _TRAJECTORY_BATCH, _TRAJECTORY_EPOCHS = 2, 8, 5
 _JUDGE = {
     "success": "judge",
     "judge.model": "gemini-2.5-pro",
@@ -110,14 +110,20 @@ def _learning(name: str) -> Rule:
 
 
 def _batch_size(value: Any, values: Values) -> Became:
-    fixed = {f"{place}.batch_size": _TRAJECTORY_BATCH for place in _critics(values)[1:]}
-    first = {f"{place}.batch_size": value for place in (_actor(values), *_critics(values)[:1])}
+    first = _rows(value, (_actor(values), *_critics(values)[:1]), values)
+    fixed = _rows(_TRAJECTORY_BATCH, _critics(values)[1:], values)
     return Became(first | fixed, f"DigiRL's instruction-level critic always takes {_TRAJECTORY_BATCH}" if fixed else "")
+
+
+def _rows(size: Any, places: Sequence[str], values: Values) -> dict[str, Any]:
+    """Returns settings by which a step has the rows that DigiRL accumulates, as many at once as its batch has."""
+    rows = int(size) * int(values.get("grad_accum_steps", 1))
+    return {f"{place}.batch_size": rows for place in places} | {f"{place}.rows_at_once": int(size) for place in places}
 
 
 def _steps(place: str, steps: int, values: Values, batch: int | None = None) -> tuple[dict[str, Any], str]:
     """Settings by which an update makes as many optimizer steps, from however few rows, as DigiRL's epochs are."""
-    size = int(values.get("batch_size", 2)) if batch is None else batch
+    size = int(values.get("batch_size", _BATCH)) if batch is None else batch
     accumulate = int(values.get("grad_accum_steps", 1))
     rows = int(steps) * accumulate * size
     return {f"{place}.epochs": rows, f"{place}.max_examples": rows}, f"{steps} steps of {accumulate} · {size} rows"
@@ -277,7 +283,7 @@ KEYS: dict[str, Rule] = {
     "batch_size": _batch_size,
     "bsize": _to("bsize"),
     "rollout_size": _rollout_size,
-    "grad_accum_steps": _learning("accumulate"),
+    "grad_accum_steps": lambda _, values: _batch_size(values.get("batch_size", _BATCH), values),
     "warmup_iter": _warmup,
     "actor_epochs": _actor_epochs,
     "trajectory_critic_epochs": _trajectory_critic_epochs,

@@ -43,7 +43,7 @@ _ON_WORKERS = (
     *("dry_run_workers", "ssh", "slurm", "install"),
 )
 _OVER_SSH = ("worker_ips", "worker_username", "worker_run_path", "worker_python", "relay", "ssh", "slurm", "install")
-_IMITATING, _SHARED = ("filtered_bc", "digirl", "grpo"), ("hindsight", "erase_loops", "unsolved")
+_IMITATING, _SHARED = ("filtered_bc", "digirl", "grpo_replay"), ("hindsight", "erase_loops", "unsolved")
 _RULES = (
     _Rule("predicate", "success", ("predicate",), waits=False),
     _Rule("offline.data", "train_mode", ("offline", "offline_to_online"), waits=False),
@@ -64,7 +64,6 @@ _RULES = (
     *(_Rule(f"algorithm.{name}", "train_algorithm", (name,)) for name in ALGORITHM.names()),
     *(_Rule(f"algorithm.{name}", "algorithm.entry_point", ("null",)) for name in ALGORITHM.names()),
     *(_Rule(f"algorithm.{name}", "train_algorithm", _IMITATING) for name in _SHARED),
-    *(_Rule(f"algorithm.{name}", "algorithm.entry_point", ("null",)) for name in _SHARED),
     _Rule("algorithm.hindsight.achieved", "algorithm.hindsight.most"),
     _Rule("algorithm.digirl.lam", "algorithm.digirl.advantage", ("paper",)),
     _Rule("algorithm.digirl.discount", "algorithm.digirl.advantage", ("code",)),

@@ -50,6 +50,14 @@ def refuse_uncallable(
         pass
 
 
+def parameters_of(found: Any) -> Sequence[str]:
+    """Returns the names of what a class or function takes; nothing for one of C that tells no signature."""
+    try:
+        return list(inspect.signature(found).parameters)
+    except (TypeError, ValueError):
+        return []
+
+
 def construct(kind: Any, needed: Sequence[str], /, *arguments: Any, **named: Any) -> Any:
     """Returns what a class of the user's makes. Raises SettingsError with its line that raised, or what it lacks."""
     name = getattr(kind, "__name__", str(kind))

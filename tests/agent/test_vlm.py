@@ -20,6 +20,7 @@ from digirl_dist.algorithm.options import GrpoActorSettings
 from digirl_dist.emulator import DeviceActions, EmulatorSpec
 from digirl_dist.emulator.touch_actions import SAID, TOKENS, DeviceAction
 from digirl_dist.errors import SettingsError, TrajectoryError
+from digirl_dist.inference.local import LocalPolicies
 from digirl_dist.settings import (
     ActorSettings,
     DigirlSettings,
@@ -217,3 +218,43 @@ def test_recomputed_activations_give_the_same_gradients_in_both_modes(folder: Pa
         (one, gradient, plain_kept), (other, recomputed, again_kept) = found
         assert torch.equal(one, other) and torch.allclose(gradient, recomputed, atol=1e-6)
         assert gradient.abs().max() > 0 and again_kept < plain_kept / 2
+
+
+def test_versions_of_a_policy_share_their_base_model_and_act_as_if_they_did_not(folder: Path) -> None:
+    policies, apart = LocalPolicies(lambda: build(folder)), [build(folder), build(folder)]
+    with torch.no_grad():
+        for parameter in apart[1].parameters():
+            parameter.mul_(-2)
+    for version, agent in enumerate(apart):
+        policies.load(version, {name: tensor.clone() for name, tensor in agent.state_dict().items()})
+    one, other = (dict(policies._serving[version].named_parameters()) for version in (0, 1))  # type: ignore[attr-defined]
+    shared = {name for name in one if one[name].data_ptr() == other[name].data_ptr()}
+    assert shared == {name for name, parameter in one.items() if not parameter.requires_grad}
+    assert 0 < len(shared) < len(one)
+    for version, agent in enumerate(apart):
+        acting = policies._serving[version]
+        assert [each.action for each in acting.act(SEEN, rngs(5))] == [each.action for each in agent.act(SEEN, rngs(5))]
+    assert [apart[0].act(SEEN, rngs(5))] != [apart[1].act(SEEN, rngs(5))]
+
+
+def test_a_screenshot_passes_the_processor_once_while_learning(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    agent, asked = build(folder), []
+    kind = type(agent._processor.image_processor._image_processor)
+    real = kind.preprocess
+
+    def counted(self: Any, images: Any, **named: Any) -> Any:
+        asked.append(len(images))
+        return real(self, images, **named)
+
+    monkeypatch.setattr(kind, "preprocess", counted)
+    actions = [{"type": "back", TOKENS: [8, 2]}] * 10
+    plain = build(folder, rows_at_once=10)
+    plain._processor.image_processor = plain._processor.image_processor._image_processor
+    with torch.no_grad():
+        first, again = (agent.log_prob(SEEN * 2, actions) for _ in range(2))
+        assert sum(asked) == len(SEEN), "each of five, in ten rows, twice"
+        assert torch.allclose(first, plain.log_prob(SEEN * 2, actions), atol=1e-6) and torch.equal(first, again)
+    asked.clear()
+    with torch.inference_mode():
+        agent.log_prob(SEEN, actions[:5])
+    assert sum(asked) == len(SEEN), "who acts keeps nothing"

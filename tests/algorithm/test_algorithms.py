@@ -17,8 +17,9 @@ from digirl_dist.algorithm.advantages import returns_to_go
 from digirl_dist.algorithm.digirl import DigiRL, paper_rule
 from digirl_dist.algorithm.filtered_bc import FilteredBC
 from digirl_dist.algorithm.grpo import Grpo
+from digirl_dist.algorithm.grpo_replay import GrpoReplay
 from digirl_dist.algorithm.hindsight import Experience
-from digirl_dist.algorithm.imitation import imitation_loss
+from digirl_dist.algorithm.losses import imitation_loss
 from digirl_dist.algorithm.optimizer import batches, fault_of
 from digirl_dist.algorithm.options import GrpoActorSettings
 from digirl_dist.algorithm.selection import best, fatal, on_the_way, task_weights, unsolved, unsolved_steps
@@ -29,6 +30,7 @@ from digirl_dist.settings import (
     DigirlSettings,
     FilteredBcSettings,
     GenericAgentSettings,
+    GrpoReplaySettings,
     GrpoSettings,
     OptimizerSettings,
 )
@@ -43,6 +45,7 @@ ALGORITHMS: dict[str, Build] = {
     "digirl": lambda agent: DigiRL(agent, DigirlSettings(), seed=3),
     "digirl as released": lambda agent: DigiRL(agent, RELEASED, seed=3, rule=RELEASED.rule(None)),
     "grpo": lambda agent: Grpo(agent, GrpoSettings(group_size=10), seed=3),
+    "grpo_replay": lambda agent: GrpoReplay(agent, GrpoReplaySettings(group_size=10), seed=3),
 }
 
 
@@ -275,7 +278,7 @@ def test_in_a_task_that_was_done_in_part_what_follows_the_last_reward_is_unsolve
     assert unsolved([half, nothing, tried(0.5, 0.5, success=True, version=1)]) == []
 
 
-@pytest.mark.parametrize("name", ["filtered_bc", "digirl", "grpo"])
+@pytest.mark.parametrize("name", ["filtered_bc", "digirl", "grpo_replay"])
 @pytest.mark.parametrize("share", [0.0, 0.5])
 def test_what_was_chosen_in_an_unsolved_task_stays_likelier_there(name: str, share: float) -> None:
     """Imitating the solved task, in which action 1 is right, makes action 2 unlikely in the other one as well."""
@@ -286,7 +289,7 @@ def test_what_was_chosen_in_an_unsolved_task_stays_likelier_there(name: str, sha
     settings = {
         "filtered_bc": lambda: FilteredBC(agent, FilteredBcSettings(avoid=0.0), seed=3, experience=shared),
         "digirl": lambda: DigiRL(agent, measuring_nothing(), 3, rule=paper_rule(0.5, 10), experience=shared),
-        "grpo": lambda: Grpo(agent, GrpoSettings(actor=own), seed=3, experience=shared),
+        "grpo_replay": lambda: GrpoReplay(agent, GrpoReplaySettings(actor=own), seed=3, experience=shared),
     }
     algorithm = settings[name]()
     figures, table = algorithm.update(replay, replay)
@@ -362,6 +365,6 @@ def test_a_limit_of_examples_never_leaves_out_what_is_fresh(limit: int, others: 
 
 
 def test_numbers_that_are_none_are_named() -> None:
-    assert fault_of([1.5], 1e9, 2.0, "x") == ""
-    assert fault_of([1.0, math.inf], 1.0, 2.0, "the loss").startswith("the loss became inf; ")
-    assert fault_of([2e5], 1.0, 1e4, "the loss").startswith("the loss became 2e+05, beyond 1e+04; ")
+    assert fault_of(1.5, 1e9, 2.0, "x") == ""
+    assert fault_of(math.inf, 1.0, 2.0, "the loss").startswith("the loss became inf; ")
+    assert fault_of(2e5, 1.0, 1e4, "the loss").startswith("the loss became 2e+05, beyond 1e+04; ")

@@ -16,14 +16,29 @@ from hypothesis.extra import numpy as arrays
 from user_classes import Coin, Counter
 
 from digirl_dist.algorithm.advantages import ROUNDING, group_advantages
-from digirl_dist.algorithm.grpo import Batch, Grpo, clipped_loss, importance
-from digirl_dist.algorithm.options import GrpoActorSettings
+from digirl_dist.algorithm.grpo import Grpo
+from digirl_dist.algorithm.grpo_replay import GrpoReplay
+from digirl_dist.algorithm.losses import Compared, clipped_loss, importance_of
+from digirl_dist.algorithm.optimizer import Drawn
+from digirl_dist.algorithm.options import GrpoActorSettings, GrpoOptions, Loss
 from digirl_dist.algorithm.ppo import PPO
 from digirl_dist.algorithm.selection import completed_groups, expected_returns, surpluses
 from digirl_dist.algorithm.table import KEPT, Row
-from digirl_dist.settings import GrpoSettings, PpoSettings
+from digirl_dist.settings import GrpoReplaySettings, GrpoSettings, PpoSettings
 from digirl_dist.tasks import Plan, Task, Ticket
 from digirl_dist.trajectory import Observation, Step, Trajectory, float32
+
+ONES = torch.ones(7)
+
+
+def column(values: np.ndarray) -> torch.Tensor:
+    """Of actions that are one token each: [N, 1]."""
+    return torch.tensor(values)[:, None]
+
+
+def actions(old: np.ndarray, advantages: np.ndarray, weights: np.ndarray) -> Compared:
+    return Compared(column(old), ONES[:, None], column(advantages), ONES, torch.tensor(weights))
+
 
 UNIT = st.floats(0, 1, width=32)
 LOG_PROB = st.floats(-6, 0, width=32)
@@ -60,15 +75,16 @@ def test_the_clipped_loss_is_that_of_its_formula(
         clipped = min(max(ratio, 1 - low), 1 + high)
         gain = min(ratio * advantage, clipped * advantage)
         terms.append(weight * (max(gain, max(3.0, 1 + high) * advantage) if advantage < 0 else gain))
-    batch = Batch(*map(torch.tensor, (old, advantages, weights)), torch.zeros(len(old), dtype=torch.bool))
-    found = float(clipped_loss(torch.tensor(new), batch, low, high))
+    batch, settings = actions(old, advantages, weights), GrpoOptions(clip_low=low, clip_high=high)
+    found = float(clipped_loss(column(new), ONES[:, None].bool(), batch, settings)[0])
     assert found == pytest.approx(-sum(terms) / len(terms), rel=1e-6, abs=1e-6)
 
 
 @given(vectors(LOG_PROB), vectors(LOG_PROB), st.floats(0.5, 5))
 def test_the_importance_of_a_step_is_its_ratio_truncated(now: np.ndarray, acted: np.ndarray, most: float) -> None:
     expected = [min(math.exp(one) / math.exp(other), most) for one, other in zip(now, acted, strict=True)]
-    assert np.allclose(importance(torch.tensor(now), torch.tensor(acted), most), expected, atol=1e-6)
+    found = importance_of(column(now), column(acted), ONES[:, None].bool(), Loss.token, most)
+    assert np.allclose(found[:, 0], expected, atol=1e-6)
 
 
 def episode(ticket: Ticket, actions: list[int], log_prob: float = math.log(0.5)) -> Trajectory:
@@ -87,10 +103,16 @@ def group(results: list[int], version: int = 4, log_prob: float = math.log(0.5))
     return [episode(ticket, [result], log_prob) for ticket, result in zip(tickets, results, strict=True)]
 
 
-def made(**settings: float) -> tuple[Coin, Grpo]:
+def made(**settings: Any) -> tuple[Coin, Grpo]:
     coin = Coin(Counter.spec)
     actor = GrpoActorSettings(learning_rate=0.01, epochs=1)
-    return coin, Grpo(coin, GrpoSettings(**{"group_size": 4, "replay_weight": 0.0, "actor": actor, **settings}), seed=0)  # type: ignore[arg-type]
+    return coin, Grpo(coin, GrpoSettings(**{"group_size": 4, "actor": actor, **settings}), seed=0)
+
+
+def mixed(kind: type[Coin] = Coin, **settings: Any) -> tuple[Coin, GrpoReplay]:
+    coin = kind(Counter.spec)
+    actor = GrpoActorSettings(learning_rate=0.01, epochs=1)
+    return coin, GrpoReplay(coin, GrpoReplaySettings(**{"actor": actor, **settings}), seed=0)
 
 
 def learn(grpo: Grpo | PPO, fresh: list[Trajectory]) -> dict[str, float]:
@@ -115,11 +137,9 @@ class Blurred(Coin):
 def test_ratios_are_those_of_evaluation_mode() -> None:
     """In the first step every ratio is 1, so advantages of a group add up to 0."""
     blurred = Blurred(Counter.spec)
-    grpo = Grpo(
-        blurred.train(), GrpoSettings(group_size=4, replay_weight=0.0, actor=GrpoActorSettings(epochs=1)), seed=0
-    )
+    grpo = Grpo(blurred.train(), GrpoSettings(group_size=4, actor=GrpoActorSettings(epochs=1)), seed=0)
     assert learn(grpo, group([1, 0, 1, 0]))["actor_loss"] == pytest.approx(0, abs=1e-6)
-    ppo = PPO(blurred.train(), PpoSettings(epochs=1, value_weight=0.0), iterations=9, seed=0)
+    ppo = PPO(blurred.train(), PpoSettings(epochs=1, value_weight=0.0), seed=0)
     log_prob = blurred.train(False).log_prob([], [1]).item()
     blurred.train()
     assert ppo.update(group([1, 1], log_prob=log_prob), []).figures["ppo_loss"] == pytest.approx(0, abs=1e-6)
@@ -128,8 +148,7 @@ def test_ratios_are_those_of_evaluation_mode() -> None:
 
 def test_what_is_imitated_is_fitted_in_training_mode() -> None:
     """Beside ratios of evaluation mode, in one minibatch: each imitated step costs what the blur adds."""
-    settings = GrpoSettings(group_size=4, actor=GrpoActorSettings(epochs=1, batch_size=64))
-    sharp, blurred = (Grpo(kind(Counter.spec), settings, seed=0) for kind in (Coin, Blurred))
+    sharp, blurred = (mixed(kind, actor=GrpoActorSettings(epochs=1, batch_size=64))[1] for kind in (Coin, Blurred))
     fresh = group([1, 0, 1, 0])
     rows = len(fresh) + sum(one.reward > 0 for one in fresh)
     added = learn(blurred, fresh)["actor_loss"] - learn(sharp, fresh)["actor_loss"]
@@ -175,7 +194,7 @@ def test_steps_of_a_policy_that_differs_count_by_their_truncated_ratio(version: 
     for acted, weight in ((0.8, 0.5 / 0.8), (0.01, 2.0)):
         members = group([1, 0], version=version, log_prob=math.log(acted))
         rows = [Row(each, 0, KEPT, "") for each in members]
-        np.testing.assert_allclose(grpo._weigh(rows), [math.log(0.5)] * 2, atol=1e-6)
+        np.testing.assert_allclose(grpo._batch(rows, Drawn([], [])).old[:, 0], [math.log(0.5)] * 2, atol=1e-6)
         np.testing.assert_allclose([row.weight for row in rows], [weight] * 2, atol=1e-6)
     assert learn(grpo, group([1, 0], version=version))["policy_lag"] == lag
 
@@ -210,24 +229,12 @@ def test_a_group_counts_with_the_members_it_has_once_none_of_its_tickets_is_open
 
 
 def test_figures_count_what_was_learned_from_and_nothing_fresh_is_left_out() -> None:
-    actor = GrpoActorSettings(learning_rate=0.01, epochs=1, max_examples=6)
-    coin, fresh = Coin(Counter.spec), group([1, 0, 1, 0])
-    grpo = Grpo(coin, GrpoSettings(group_size=4, actor=actor), seed=0)
+    fresh = group([1, 0, 1, 0])
+    _, grpo = mixed(actor=GrpoActorSettings(learning_rate=0.01, epochs=1, max_examples=6))
     earlier = [episode(Ticket(1, index, Task(f"{index}"), index, 1), [0] * 4 + [1]) for index in range(9)]
     figures, _ = grpo.update(fresh, [*earlier, *fresh])
     assert figures["kept_steps"] == 4 and figures["left_undrawn"] == figures["skipped_steps"] == 0
     assert figures["imitated_steps"] + figures["unsolved_steps"] == 2
-
-
-@given(vectors(LOG_PROB), vectors(UNIT), st.lists(st.booleans(), min_size=7, max_size=7))
-def test_steps_that_are_imitated_count_by_their_likelihood(
-    new: np.ndarray, weights: np.ndarray, which: list[bool]
-) -> None:
-    """Beside steps whose ratio is 1 and whose advantage is 1."""
-    terms = [weight * (each if imitated else 1.0) for each, weight, imitated in zip(new, weights, which, strict=True)]
-    now = torch.tensor(new)
-    batch = Batch(now, torch.ones(7, dtype=torch.double), torch.tensor(weights), torch.tensor(which))
-    assert float(clipped_loss(now, batch, 0.2, 0.2)) == pytest.approx(-sum(terms) / 7, abs=1e-6)
 
 
 def test_what_is_expected_of_a_task_is_the_mean_of_its_newest_episodes() -> None:
@@ -258,7 +265,7 @@ def test_returns_that_differ_by_the_rounding_of_their_rewards_alone_teach_nothin
 def test_successes_of_earlier_iterations_are_imitated_the_more_the_less_they_were_expected() -> None:
     earlier = [episode(Ticket(1, index, Task("hard"), index, 1), [int(index == 0)]) for index in range(4)]
     mastered = [episode(Ticket(1, index, Task("easy"), index, 1), [1]) for index in range(4)]
-    coin, grpo = made(replay_weight=3.0)
+    coin, grpo = mixed(replay_weight=3.0)
     (row,), _ = grpo._imitated([*earlier, *mastered])
     assert row.weight == 0.75
     grpo._weigh_imitated([row])
@@ -281,3 +288,63 @@ def test_a_plan_in_groups_gives_each_group_one_start() -> None:
     starts = [(ticket.task.id, ticket.seed) for ticket in tickets]
     assert [ticket.index for ticket in tickets] == list(range(12))
     assert len(set(starts)) == 3 and all(len(set(starts[first : first + 4])) == 1 for first in (0, 4, 8))
+
+
+def test_steps_or_episodes_count_alike() -> None:
+    """One episode of three steps beside one of one; every ratio is 1, so the loss is the mean of the advantages."""
+    fresh = [episode(Ticket(4, 0, Task("t"), 9, 4), [0, 0, 1]), episode(Ticket(4, 1, Task("t"), 9, 4), [0])]
+    for per_episode, expected in ((True, 0.0), (False, -0.5)):
+        _, grpo = made(group_size=2, per_episode=per_episode)
+        assert learn(grpo, fresh)["actor_loss"] == pytest.approx(expected, abs=1e-3)
+    _, grpo = made(group_size=2, per_episode=False, divide_by_deviation=False)
+    assert learn(grpo, fresh)["actor_loss"] == pytest.approx(-0.25, abs=1e-6), "(R − mean), as in Dr. GRPO"
+
+
+@pytest.mark.parametrize("name", ["kl_weight", "entropy_weight"])
+def test_it_is_held_to_where_it_began_or_kept_from_certainty(name: str) -> None:
+    moved = []
+    for weight in (0.0, 3.0):
+        actor = GrpoActorSettings(learning_rate=0.05, epochs=8, batch_size=4, **{name: weight})
+        coin, grpo = made(actor=actor, clip_high=5.0)
+        for _ in range(8):
+            now = [coin.log_prob([], [result]).item() for result in (0, 1)]
+            tickets = [Ticket(4, index, Task("t"), 9, 4) for index in range(4)]
+            learn(grpo, [episode(each, [1 - each.index % 2], now[1 - each.index % 2]) for each in tickets])
+        moved.append(coin.log_prob([], [1]).exp().item())
+    assert moved[0] > 0.95 and 0.8 > moved[1] > 0.55
+
+
+def test_a_stored_run_is_learned_from_again_with_another_clip_and_another_loss() -> None:
+    """Nothing acts again: what the policy that acted said of each token is stored."""
+    told = [[-0.4, -0.9], [-1.6], [-0.2, -0.3], [-0.7]]
+    stored = []
+    for one, each in zip(group([1, 0, 1, 0]), told, strict=True):
+        stored.append(replace(one, steps=[replace(one.steps[0], log_prob=sum(each), token_log_probs=each)]))
+    found = {}
+    for loss in Loss:
+        for clip in (0.01, 5.0):
+            speaker = Speaker(Counter.spec)
+            settings = GrpoSettings(group_size=4, loss=loss, clip_low=min(clip, 0.9), clip_high=clip)
+            settings.actor = GrpoActorSettings(learning_rate=0.05, epochs=6, batch_size=4)
+            grpo = Grpo(speaker, settings, seed=0)
+            figures, rows = grpo.update(stored, stored)
+            found[loss, clip] = speaker.logits.tolist()
+            assert (figures["clipped_share"] > 0.1) == (clip == 0.01)
+            for row, each in zip(rows, told, strict=True):
+                ratios = [min(0.5 / math.exp(one), 2.0) for one in each]
+                if loss is Loss.sequence:
+                    ratios = [min(math.exp(len(each) * math.log(0.5) / len(each) - sum(each) / len(each)), 2.0)]
+                mass = {Loss.token: 6 / 4 / len(each)}.get(loss, 1.0)
+                assert row.weight == pytest.approx(mass * sum(ratios) / len(ratios), rel=1e-5)
+    assert all(found[loss, 0.01] != found[loss, 5.0] for loss in Loss)
+
+
+class Speaker(Coin):
+    """Writes an action as often as the stored tokens say; each has the probability that the coin gives it."""
+
+    def token_log_probs(
+        self, observations: Sequence[Observation], actions: Sequence[Any]
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        of_actions = super().log_prob(observations, actions)
+        mask = torch.tensor([[True, action == 1] for action in actions])
+        return of_actions[:, None].expand(-1, 2).masked_fill(~mask, 0.0), mask

@@ -1,4 +1,4 @@
-"""Minibatch gradient descent: accumulation, clipping, and what stops it."""
+"""Minibatch gradient descent: rows a few at once, clipping, decay, schedule, and what stops it."""
 
 from __future__ import annotations
 
@@ -26,20 +26,20 @@ def fit(settings: OptimizerSettings, weight: nn.Parameter, scale: float = 1.0) -
     return optimizer
 
 
-def test_accumulated_minibatches_are_one_large_batch() -> None:
+def test_rows_that_pass_a_few_at_once_make_the_step_of_all() -> None:
     large, small = parameter(), parameter()
     fit(OptimizerSettings(batch_size=12, epochs=2), large)
-    fit(OptimizerSettings(batch_size=3, accumulate=4, epochs=2), small)
+    fit(OptimizerSettings(batch_size=12, rows_at_once=3, epochs=2), small)
     assert torch.allclose(large, small, atol=1e-6)
 
 
-def test_accumulated_minibatches_of_weighted_rows_are_one_large_batch() -> None:
+def test_weighted_rows_that_pass_a_few_at_once_make_the_step_of_all() -> None:
     """Of 12 rows in parts of 5, 5 and 2, each row counts for its weight in the whole step."""
     weights = torch.linspace(0.1, 3, 12)
     moved = []
     for settings in (
         OptimizerSettings(batch_size=12, epochs=1),
-        OptimizerSettings(batch_size=5, accumulate=3, epochs=1),
+        OptimizerSettings(batch_size=12, rows_at_once=5, epochs=1),
     ):
         weight = parameter()
 
@@ -96,9 +96,9 @@ def test_a_gradient_that_is_no_number_stops_before_it_moves_anything() -> None:
 
 
 def test_a_step_that_is_no_number_is_skipped_and_counted_until_it_is_one_of_most() -> None:
-    def skipped(broken: int, accumulate: int) -> int:
+    def skipped(broken: int, passes: int) -> int:
         weight = parameter()
-        settings = OptimizerSettings(batch_size=2, epochs=2, accumulate=accumulate)
+        settings = OptimizerSettings(batch_size=2 * passes, epochs=2, rows_at_once=2)
         optimizer = MinibatchOptimizer([weight], settings, 0, "the loss")
         steps = 0
 
@@ -126,3 +126,19 @@ def test_a_resumed_run_may_go_on_with_another_learning_rate() -> None:
     lower.load_state_dict(state)
     lower.fit(12, lambda batch: ((ROWS[batch] @ weight) ** 2).mean())
     assert (weight - before).abs().max() < 1e-6
+
+
+def test_weights_decay_apart_from_the_gradient_and_the_rate_falls_to_nothing() -> None:
+    """Loshchilov & Hutter (arXiv 1711.05101), with a gradient of nothing."""
+    weight, rates = parameter(), []
+    settings = OptimizerSettings(learning_rate=0.1, batch_size=12, epochs=1, weight_decay=0.5, anneal_iterations=4)
+    optimizer = MinibatchOptimizer([weight], settings, 0, "the loss")
+    for _ in range(5):
+        rates.append(optimizer.learning_rate)
+        optimizer.fit(12, lambda _: 0.0 * weight.sum())
+    assert rates == pytest.approx([0.1, 0.075, 0.05, 0.025, 0.0])
+    left = float(np.prod([1 - 0.5 * rate for rate in rates]))
+    assert torch.allclose(weight, left * parameter())
+    resumed = MinibatchOptimizer([parameter()], settings, 0, "the loss")
+    resumed.load_state_dict(optimizer.state_dict())
+    assert resumed.learning_rate == 0.0

@@ -164,3 +164,24 @@ def test_an_algorithm_that_is_not_there_is_refused_before_anything_is_made(
 def test_an_advantage_that_is_neither_published_nor_a_function_is_refused() -> None:
     with pytest.raises(SettingsError, match="paper, code or my_file:my_function, not 'papr'"):
         configuration.load("config/multimachine", "host", ["algorithm.digirl.advantage=papr"])
+
+
+def test_an_algorithm_of_the_users_gets_tasks_and_hindsight_if_it_asks_for_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "relabels.py").write_text(
+        "class Relabels:\n"
+        "    def __init__(self, agent, peers, seed, experience):\n"
+        "        self.experience, self.peers = experience, peers\n"
+        "    def update(self, fresh, replay):\n"
+        "        episodes, figures = self.experience.hindsight.added(replay, self.peers)\n"
+        "        tasks, loops = len(self.experience.hindsight.tasks), self.experience.erase_loops\n"
+        "        return {**figures, 'tasks_known': tasks, 'relabelled': len(episodes) - len(replay), 'loops': loops}\n"
+        "    def state_dict(self):\n        return {}\n    def load_state_dict(self, state):\n        pass\n"
+    )
+    monkeypatch.chdir(tmp_path)
+    own = ["algorithm.entry_point=relabels:Relabels", "algorithm.erase_loops=false", "algorithm.hindsight.most=2"]
+    phone = ["parallel=single", "emulator=phone", "bsize=2", "rollout_size=16", "train_iterations=2"]
+    assert main([*phone, *own, "save_path=run"]) == 0
+    *_, last = metrics(tmp_path / "run")
+    assert last["tasks_known"] > 10 and last["relabelled"] > 0 and not last["loops"]

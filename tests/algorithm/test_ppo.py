@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from digirl_dist.agent.generic import GenericPolicy
-from digirl_dist.algorithm.advantages import MOST_LOG_RATIO, clipped_gains, ratios_of
+from digirl_dist.algorithm.losses import MOST_LOG_RATIO, clipped_gains, ratios_of
 from digirl_dist.algorithm.ppo import PPO, generalized_advantages, normalised
 from digirl_dist.emulator import DiscreteActions, EmulatorSpec
 from digirl_dist.parallel.peers import ALONE
@@ -29,7 +29,7 @@ def test_the_objective_gains_nothing_beyond_the_clip() -> None:
 @pytest.mark.parametrize("high", [0.2, 5.0])
 def test_the_objective_is_bounded_on_both_sides(acted: float, high: float) -> None:
     now = torch.tensor([-0.1, -0.1], requires_grad=True)
-    ratios = ratios_of(now, torch.tensor([acted, acted]))
+    ratios = ratios_of(now - torch.tensor([acted, acted]))
     gains = clipped_gains(ratios, torch.tensor([1.0, -1.0]), 0.2, high)
     gains.sum().backward()
     assert ratios.max() <= np.exp(MOST_LOG_RATIO) * 1.001 and gains.abs().max() <= max(3.0, 1 + high)
@@ -65,7 +65,7 @@ def piece(action: int, reward: float, terminated: bool) -> Trajectory:
 
 def test_the_rewarded_action_becomes_likelier_and_the_rate_falls_to_nothing() -> None:
     agent = policy()
-    algorithm = PPO(agent, PpoSettings(learning_rate=0.05), iterations=4, seed=0)
+    algorithm = PPO(agent, PpoSettings(learning_rate=0.05, anneal_iterations=4), seed=0)
     there = [piece(1, 1.0, terminated=True), piece(0, 0.0, terminated=True)]
     rates = [algorithm.update(there, there).figures["learning_rate"] for _ in range(5)]
     assert rates == pytest.approx([0.05, 0.0375, 0.025, 0.0125, 0.0])
@@ -73,7 +73,7 @@ def test_the_rewarded_action_becomes_likelier_and_the_rate_falls_to_nothing() ->
 
 
 def test_what_comes_after_a_piece_is_estimated_and_after_an_end_nothing() -> None:
-    algorithm = PPO(policy(), PpoSettings(), iterations=4, seed=0)
+    algorithm = PPO(policy(), PpoSettings(), seed=0)
     values = np.array([0.0, 0.0, 0.0, 0.0, 5.0])
     goes_on = algorithm._advantages(piece(1, 0.0, terminated=False), values)
     over = algorithm._advantages(piece(1, 0.0, terminated=True), values)
@@ -83,9 +83,9 @@ def test_what_comes_after_a_piece_is_estimated_and_after_an_end_nothing() -> Non
 def test_updates_do_not_depend_on_the_unit_of_rewards() -> None:
     agents = policy(), policy()
     for agent, unit in zip(agents, (1e3, 1e9), strict=True):
-        settings = PpoSettings(batch_size=3)
+        settings = PpoSettings(batch_size=3, anneal_iterations=4)
         settings.MAX_LOSS = 10.0  # type: ignore[misc]
-        algorithm = PPO(agent, settings, 4, seed=0)
+        algorithm = PPO(agent, settings, seed=0)
         there = [piece(1, unit, terminated=False), piece(0, -2 * unit, terminated=True)]
         for _ in range(4):
             learned = algorithm.update(there, there)
@@ -100,18 +100,19 @@ def test_the_value_function_sees_vectors_that_no_update_of_the_policy_changes() 
     agent = policy()
     seen = [Observation(vector=np.array([3, -4], np.float32))]
     assert agent.critic_inputs(seen).tolist() == [[3, -4]] and agent.critic_size == 2
-    algorithm = PPO(agent, PpoSettings(), 4, seed=0)
+    algorithm = PPO(agent, PpoSettings(), seed=0)
     assert algorithm._look_at(piece(1, 0.0, terminated=True))[0].tolist() == [[1, 0]] * 5
 
 
 def test_a_resumed_algorithm_goes_on_as_if_it_had_not_stopped() -> None:
     there = [piece(1, 1.0, terminated=True), piece(0, 0.0, terminated=True)]
     agents = [policy(), policy()]
-    through, stopped = (PPO(agent, PpoSettings(batch_size=3), 4, seed=0) for agent in agents)
+    settings = PpoSettings(batch_size=3, anneal_iterations=4)
+    through, stopped = (PPO(agent, settings, seed=0) for agent in agents)
     for _ in range(2):
         through.update(there, there)
     stopped.update(there, there)
-    resumed = PPO(agents[1], PpoSettings(batch_size=3), 4, seed=9)
+    resumed = PPO(agents[1], settings, seed=9)
     resumed.load_state_dict(stopped.state_dict())
     resumed.update(there, there)
     states = [agent.state_dict() for agent in agents]

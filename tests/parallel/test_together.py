@@ -26,8 +26,8 @@ def found(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
 WAYS = {
     "shared": "alone",
     "own": "alone",
-    "own, accumulated": "alone",
-    "shared, accumulated": "alone, accumulated",
+    "own, few at once": "alone",
+    "shared, few at once": "alone, few at once",
     "shared, grpo": "alone, grpo",
     "own, grpo": "alone, grpo",
     "nothing on rank 1, grpo": "half, grpo",
@@ -90,7 +90,7 @@ SUMS = (
 )
 
 
-@pytest.mark.parametrize("algorithm", ["grpo", "filtered_bc", "digirl"])
+@pytest.mark.parametrize("algorithm", ["grpo_replay", "filtered_bc", "digirl"])
 def test_figures_are_those_of_the_rows_of_all_ranks(found: list[dict[str, Any]], algorithm: str) -> None:
     (own, other), alone = (
         [there["figures"][algorithm] for there in found],

@@ -24,6 +24,7 @@ from digirl_dist.agent.sharding import Sharded, ShardedRows
 from digirl_dist.algorithm.digirl import DigiRL
 from digirl_dist.algorithm.filtered_bc import FilteredBC
 from digirl_dist.algorithm.grpo import Grpo
+from digirl_dist.algorithm.grpo_replay import GrpoReplay
 from digirl_dist.algorithm.imitation import Imitation
 from digirl_dist.algorithm.options import GrpoActorSettings
 from digirl_dist.algorithm.ppo import PPO
@@ -38,6 +39,7 @@ from digirl_dist.settings import (
     DigirlSettings,
     FilteredBcSettings,
     GenericAgentSettings,
+    GrpoReplaySettings,
     GrpoSettings,
     PpoSettings,
 )
@@ -86,13 +88,13 @@ def learn(
     examples: list[Row],
     peers: Peers,
     size: int,
-    accumulate: int = 1,
+    at_once: int = 0,
     made: Callable[[], Agent] = agent,
     updates: int = UPDATES,
 ) -> tuple[list[float], list[float]]:
     """The weights after these updates and the losses on the way; the clipping limit is reached each time."""
     policy = made()
-    settings = ActorSettings(1e-2, size, accumulate, epochs=1, max_examples=10**6, clip_norm=1e-2)
+    settings = ActorSettings(1e-2, size, at_once, epochs=1, max_examples=10**6, clip_norm=1e-2)
     imitation = Imitation(policy, settings, seed=1, peers=peers)
     losses = [imitation.fit(examples).loss for _ in range(updates)]
     return flat(policy), losses
@@ -127,9 +129,11 @@ def compare(
     updates: int = 5,
 ) -> tuple[list[float], list[float]]:
     """The weights after some updates by GRPO and the losses on the way; a pass is one minibatch by default."""
-    policy = made()
-    actor = GrpoActorSettings(1e-2, batch_size=size)
-    grpo = Grpo(policy, GrpoSettings(group_size=4, clip_high=0.2, replay_weight=replay_weight, actor=actor), 1, peers)
+    policy, actor = made(), GrpoActorSettings(1e-2, batch_size=size, rows_at_once=3)
+    grpo = Grpo(policy, GrpoSettings(group_size=4, actor=actor), 1, peers)
+    if replay_weight:
+        settings = GrpoReplaySettings(clip_high=0.2, replay_weight=replay_weight, actor=actor)
+        grpo = GrpoReplay(policy, settings, 1, peers)
     losses = [grpo.update(fresh, fresh).figures["actor_loss"] for _ in range(updates)]
     return flat(policy), losses
 
@@ -139,7 +143,7 @@ def proximal(
 ) -> tuple[list[float], list[float]]:
     """The same by PPO, whose value function learns with the policy."""
     policy = made()
-    ppo = PPO(policy, PpoSettings(1e-2, batch_size=1000, clip_norm=0.1), 5, 1, peers)
+    ppo = PPO(policy, PpoSettings(1e-2, batch_size=1000, clip_norm=0.1, anneal_iterations=5), 1, peers)
     losses = [ppo.update(fresh, fresh).figures["ppo_loss"] for _ in range(4)]
     return flat(policy), losses
 
@@ -150,7 +154,7 @@ def figures(fresh: list[Trajectory], replay: list[Trajectory], peers: Peers) -> 
     digirl = DigirlSettings(actor=actor)
     digirl.VALIDATION_SHARE = 0.4  # type: ignore[misc]
     made = {
-        "grpo": Grpo(agent(), GrpoSettings(group_size=4, actor=GrpoActorSettings(1e-2)), 1, peers),
+        "grpo_replay": GrpoReplay(agent(), GrpoReplaySettings(actor=GrpoActorSettings(1e-2)), 1, peers),
         "filtered_bc": FilteredBC(agent(), FilteredBcSettings(top_share=0.5, actor=actor), 1, peers),
         "digirl": DigiRL(agent(), digirl, 1, peers),
     }
@@ -248,9 +252,9 @@ def main(folder: Path) -> None:
             "alone": learn(examples, ALONE, ROWS),
             "shared": learn(examples, shared, ROWS),
             "own": learn(mine, own, len(mine)),
-            "alone, accumulated": learn(examples, ALONE, 5, accumulate=4),
-            "shared, accumulated": learn(examples, shared, 5, accumulate=4),
-            "own, accumulated": learn(mine, own, 3, accumulate=6),
+            "alone, few at once": learn(examples, ALONE, 11, at_once=3),
+            "shared, few at once": learn(examples, shared, 11, at_once=3),
+            "own, few at once": learn(mine, own, len(mine), at_once=3),
             "alone, grpo": compare(every, ALONE),
             "shared, grpo": compare(every, shared),
             "own, grpo": compare(own_episodes, own),
@@ -261,8 +265,8 @@ def main(folder: Path) -> None:
             "sharded, ppo": proximal(every, sharded, spread),
             "alone, 2 of 3": learn(examples[:3], ALONE, 2, updates=FEWER),
             "sharded": learn(examples[:3], sharded, 2, made=spread, updates=FEWER),
-            "alone, frozen": learn(examples, ALONE, 5, accumulate=4, made=partly_frozen, updates=FEWER),
-            "sharded, frozen": learn(examples, sharded, 5, accumulate=4, made=part_spread, updates=FEWER),
+            "alone, frozen": learn(examples, ALONE, 11, made=partly_frozen, updates=FEWER),
+            "sharded, frozen": learn(examples, sharded, 11, at_once=2, made=part_spread, updates=FEWER),
             "alone, grpo that imitates": compare(every, ALONE, agent, 5, 1.0, 2),
             "sharded, grpo that imitates": compare(every, sharded, spread, 5, 1.0, 2),
             "alone, 7 of 14": learn(examples[:14], ALONE, 11, updates=FEWER),

@@ -48,7 +48,7 @@ def test_the_files_as_edited_become_settings_of_the_same_meaning(tmp_path: Path)
     assert (settings.emulator.avd, settings.emulator.sdk_path) == ("test_Android", "/home/ann/.android")  # type: ignore[attr-defined]
     assert settings.rollout_size == 32, "16 on each of two workers"
     actor = settings.algorithm.block("digirl").actor  # type: ignore[attr-defined]
-    assert (actor.max_examples, actor.batch_size, actor.accumulate) == (20 * 32 * 4, 4, 32)
+    assert (actor.max_examples, actor.batch_size, actor.rows_at_once) == (20 * 32 * 4, 4 * 32, 4)
     assert (actor.learning_rate, actor.clip_norm) == (1e-4, 0.01)
     digirl = settings.algorithm.block("digirl")
     assert (digirl.advantage, digirl.top_share) == ("code", 0.1)  # type: ignore[attr-defined]

@@ -72,7 +72,7 @@ def _careful(agent: nn.Module, peers: Peers) -> Reinforce:
 
 ALL: dict[str, AlgorithmFactory] = {
     **ALGORITHMS,
-    "ppo": lambda agent, peers: PPO(agent, PpoSettings(), 9, 1, peers),
+    "ppo": lambda agent, peers: PPO(agent, PpoSettings(), 1, peers),
     "own": _careful,  # type: ignore[dict-item]
     "careless": lambda agent, peers: Reinforce(agent, peers, is_careful=False),
 }
@@ -162,7 +162,7 @@ def test_no_content_of_one_worker_ends_a_run_or_its_next_start(name: str, lie: s
 
 @pytest.mark.system
 @pytest.mark.timeout(600)  # three launches
-@pytest.mark.parametrize("name", ["filtered_bc", *map(_nightly, ("paper", "grpo", "ppo", "own"))])
+@pytest.mark.parametrize("name", ["filtered_bc", *map(_nightly, ("paper", "grpo", "grpo_replay", "ppo", "own"))])
 def test_nor_a_run_of_two_ranks(name: str, tmp_path: Path) -> None:
     """They end where the update fails, and new ranks go on once the first of them has found the liar alone.
 

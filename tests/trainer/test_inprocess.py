@@ -20,6 +20,7 @@ from digirl_dist.agent.generic import GenericPolicy
 from digirl_dist.algorithm.digirl import DigiRL
 from digirl_dist.algorithm.filtered_bc import FilteredBC
 from digirl_dist.algorithm.grpo import Grpo
+from digirl_dist.algorithm.grpo_replay import GrpoReplay
 from digirl_dist.collection import CollectionResult
 from digirl_dist.emulator import DeviceActions, DiscreteActions, EmulatorSpec
 from digirl_dist.errors import CheckpointError, TrainingError, TrajectoryError
@@ -29,6 +30,7 @@ from digirl_dist.settings import (
     DigirlSettings,
     FilteredBcSettings,
     GenericAgentSettings,
+    GrpoReplaySettings,
     GrpoSettings,
 )
 from digirl_dist.settings.plugins import values
@@ -48,6 +50,7 @@ ALGORITHMS: dict[str, AlgorithmFactory] = {
     "paper": lambda agent, peers: DigiRL(agent, DigirlSettings(), 1, peers),
     "code": lambda agent, peers: DigiRL(agent, RELEASED, 1, peers, RELEASED.rule(None)),
     "grpo": lambda agent, peers: Grpo(agent, GrpoSettings(group_size=4), 1, peers),
+    "grpo_replay": lambda agent, peers: GrpoReplay(agent, GrpoReplaySettings(), 1, peers),
 }
 
 
@@ -135,7 +138,7 @@ def test_three_iterations_and_three_more_are_six_bit_by_bit(name: str, tmp_path:
     assert whole.tensors != Checkpoints(tmp_path / "whole" / "checkpoints").open(3).tensors
 
 
-@pytest.mark.parametrize("name", ["filtered_bc", "grpo"])
+@pytest.mark.parametrize("name", ["filtered_bc", "grpo_replay"])
 def test_one_and_one_are_two_also_with_shifted_pictures(name: str, tmp_path: Path) -> None:
     for folder, stops in (("whole", [2]), ("halves", [1, 2])):
         for stop in stops:

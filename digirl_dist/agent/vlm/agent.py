@@ -12,8 +12,8 @@ from peft import get_peft_model_state_dict, set_peft_model_state_dict
 from torch import nn
 from transformers import LogitsProcessorList
 
-from digirl_dist.agent.pixels import opened
 from digirl_dist.agent.sampling import AnswerSampler, SamplingParams, joined, log_probs_of_answers, padded
+from digirl_dist.agent.vlm.pictures import screenshot
 from digirl_dist.agent.vlm.pretrained import (
     ends_of,
     load_model,
@@ -149,7 +149,8 @@ class VlmAgent(nn.Module):
 
     def _read(self, observations: Sequence[Observation]) -> Inputs:
         """Raises TrajectoryError for an observation without a screenshot."""
-        chats = [self.wording.chat(seen.text, {"type": "image", "image": opened(seen.image)}) for seen in observations]
+        shown = [{"type": "image", "image": screenshot(seen.image)} for seen in observations]
+        chats = [self.wording.chat(seen.text, picture) for seen, picture in zip(observations, shown, strict=True)]
         given = self._processor.apply_chat_template(
             chats,
             add_generation_prompt=True,

@@ -13,13 +13,14 @@ from transformers import AutoModelForImageTextToText, AutoProcessor, GenerationC
 from transformers.modeling_layers import GradientCheckpointingLayer
 from transformers.utils import logging
 
+from digirl_dist.agent.vlm.pictures import RememberedPictures
 from digirl_dist.errors import SettingsError
 from digirl_dist.plain_text import in_short
 from digirl_dist.settings.paths import expanded
 
 
 def load_processor(name: str, arguments: Mapping[str, Any]) -> Any:
-    """Its tokenizer fills prompts up on the left. Raises SettingsError."""
+    """Its tokenizer fills prompts up on the left, and pictures pass it once. Raises SettingsError."""
     try:
         load: Any = AutoProcessor.from_pretrained
         processor = load(_place(name), **arguments)
@@ -31,6 +32,7 @@ def load_processor(name: str, arguments: Mapping[str, Any]) -> Any:
             f"agent.model={name} is no chat model that sees: it lacks a tokenizer, an image processor or a "
             "chat template"
         )
+    processor.image_processor = RememberedPictures(processor.image_processor)
     tokenizer.padding_side = "left"
     if tokenizer.pad_token is None:
         tokenizer.pad_token = tokenizer.eos_token

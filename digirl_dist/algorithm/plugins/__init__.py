@@ -16,7 +16,7 @@ from digirl_dist.settings.algorithms import ExperienceSettings
 from digirl_dist.settings.plugins import AlgorithmBlock
 from digirl_dist.tasks import Task
 from digirl_dist.trajectory import Trajectory
-from digirl_dist.user_code.entry_point import construct, load_callable, load_entry_point
+from digirl_dist.user_code.entry_point import construct, load_callable, load_entry_point, parameters_of
 
 if TYPE_CHECKING:
     from digirl_dist.algorithm import AlgorithmFactory
@@ -87,7 +87,8 @@ def experience_of(context: LearningContext) -> Experience:
 class OwnAlgorithm(AlgorithmPlugin):
     """A class that fulfils ``Algorithm``, called with the agent, ``peers``, ``seed`` and ``kwargs``.
 
-    Where it has a class attribute ``group_size``, so many episodes in a row have one task and one seed.
+    One that takes ``experience`` gets an ``Experience``: the run's tasks, hindsight and ``erase_loops``. Where it has a
+    class attribute ``group_size``, so many episodes in a row have one task and one seed.
     """
 
     entry_point: str
@@ -101,6 +102,8 @@ class OwnAlgorithm(AlgorithmPlugin):
     def build(self, context: LearningContext) -> AlgorithmFactory:
         """The class travels inside, so ranks need not find the file."""
         named = {"seed": context.seed, **self.kwargs}
+        if "experience" in parameters_of(load_entry_point(self.entry_point, _KEY)):
+            named["experience"] = experience_of(context)
         kind = load_callable(self.entry_point, _KEY, [None], {"peers": None, **named})
         return lambda agent, peers: construct(kind, _METHODS, agent, peers=peers, **named)
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
 from digirl_dist.algorithm.options import GrpoOptions
-from digirl_dist.algorithm.plugins import AlgorithmPlugin, LearningContext, LearnsFrom, experience_of
+from digirl_dist.algorithm.plugins import AlgorithmPlugin, LearningContext, LearnsFrom
 
 if TYPE_CHECKING:
     from digirl_dist.algorithm import AlgorithmFactory
@@ -25,5 +25,4 @@ class GrpoSettings(GrpoOptions, AlgorithmPlugin):
     def build(self, context: LearningContext) -> AlgorithmFactory:
         from digirl_dist.algorithm.grpo import Grpo
 
-        experience = experience_of(context)
-        return lambda agent, peers: Grpo(agent, self, context.seed, peers, experience)
+        return lambda agent, peers: Grpo(agent, self, context.seed, peers)

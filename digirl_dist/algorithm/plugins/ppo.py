@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, ClassVar
 
 from digirl_dist.algorithm.options import PpoOptions
@@ -21,5 +21,5 @@ class PpoSettings(PpoOptions, AlgorithmPlugin):
     def build(self, context: LearningContext) -> AlgorithmFactory:
         from digirl_dist.algorithm.ppo import PPO
 
-        iterations = self.anneal_iterations or context.iterations
-        return lambda agent, peers: PPO(agent, self, iterations, context.seed, peers)
+        settings = replace(self, anneal_iterations=self.anneal_iterations or context.iterations)
+        return lambda agent, peers: PPO(agent, settings, context.seed, peers)
