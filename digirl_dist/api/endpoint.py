@@ -85,6 +85,8 @@ class Endpoints(ActsAlone):
     """An agent that is an endpoint of the caller's. Fulfils ``ServedAgent``: each version acts through the endpoint
     that was newest when it came."""
 
+    endpoint: Endpoint | None = None
+
     def __init__(self, newest: Endpoint) -> None:
         self.use(newest)
         self.away: Callable[[Any], None] = lambda _: None
@@ -93,6 +95,8 @@ class Endpoints(ActsAlone):
 
     def use(self, newest: Endpoint) -> None:
         """Versions that come from now on act through this one. Raises SettingsError if its key is missing."""
+        if newest == self.endpoint:
+            return
         build: Any = newest.settings.build(None)  # type: ignore[arg-type] # which looks at no emulator
         made = build(messages=newest.messages, read=newest.read, tokens=newest.tokens, called=_CALLED)
         made.costs_an_episode = DigirlDistError
