@@ -36,3 +36,10 @@ def whole(name: str, number: int, least: int, most: int | None = None) -> int:
         pass
     bounds = f"of at least {least}" if most is None else f"from {least} to {most:,}"
     raise SettingsError(f"{name}={number!r:.100} is no whole number {bounds}")
+
+
+def name(argument: str, given: str, most: int = 1000) -> str:
+    """Returns a name of the caller's own. Raises SettingsError for one that is no text, or too long to be kept."""
+    if isinstance(given, str) and 0 < len(given) <= most and not any("\ud800" <= each <= "\udfff" for each in given):
+        return given
+    raise SettingsError(f"{argument}={given!r:.80} is no text of 1 to {most:,} characters, without lone surrogates")

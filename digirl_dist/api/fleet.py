@@ -20,11 +20,12 @@ from typing import TYPE_CHECKING, Any, cast
 from digirl_dist.agent import contract
 from digirl_dist.api import arguments
 from digirl_dist.api.endpoint import Endpoint, Endpoints
-from digirl_dist.api.episodes import Episodes
+from digirl_dist.api.episodes import Episode, Episodes
 from digirl_dist.api.rollouts import Act, FunctionAgent, Group, Rollouts
 from digirl_dist.api.training import compose
 from digirl_dist.collect.stream import Lost, Request, Rollout
 from digirl_dist.errors import IncompleteError, SettingsError
+from digirl_dist.settings.keys import key_of
 from digirl_dist.settings.nearest import nearest
 from digirl_dist.settings.safe_yaml import read_mapping
 from digirl_dist.storage.episode_index import summarise
@@ -36,6 +37,7 @@ if TYPE_CHECKING:
     from digirl_dist.api.policy import Policy
     from digirl_dist.assembly.collector import OpenFleet
     from digirl_dist.settings import Settings
+    from digirl_dist.settings.configuration import Source
     from digirl_dist.storage.checkpoint import Checkpoint, TensorInfo
 
 
@@ -43,6 +45,8 @@ _MOST_EPISODES = 10**6
 """All tickets of a round are in memory."""
 _SHOWN = 5
 _LARGEST_SEED = 2**31 - 1
+_LONGEST_OF_A_STREAM = 900
+"""Characters of its key: its rollouts have longer ones."""
 _MEASURES = {"task_mode": "evaluate"}
 """Nothing is learned, so every episode is awaited."""
 _OF_LEARNING = (
@@ -76,30 +80,32 @@ class Fleet(Closeable):
 
     def __init__(self, workers: Sequence[str | Mapping[str, Any]] = (), /, **settings: Any) -> None:
         """Raises SettingsError for wrong settings; connects to nothing yet."""
-        from digirl_dist.assembly.parts import build_device
-        from digirl_dist.assembly.validate import Command, refuse_contradictions
-
         if isinstance(workers, str | Mapping):
             raise SettingsError(f"workers are a list of machines: Fleet([{workers!r}])")
         arguments.of_kind("workers", workers or (), Sequence, "a list of machines, as Fleet(['10.0.0.2'])")
-        for key in settings.keys() & _DECIDED.keys():
-            raise SettingsError(f"Fleet({key}=…): {_DECIDED[key]}; leave it out")
+        _refuse_decided(settings.keys(), "Fleet({}=…)")
         kept = settings.pop("save_path", None)
         folder = arguments.folder("save_path", kept) if kept else tempfile.mkdtemp(prefix="digirl-dist-fleet-")
         named = {"worker_ips": list(workers)} if workers else {}
-        try:
-            self._settings = compose("host", {**named, **settings, **_MEASURES, "save_path": str(folder)})
-            refuse_contradictions(self._settings, command=Command.fleet)
-            _refuse_others_run(Path(folder))
-            self._device = build_device(_acted_by(None, self._settings), self._settings.emulator)
-        except BaseException:
+        with ExitStack() as undone:
             if not kept:
-                shutil.rmtree(folder)
-            raise
-        self._folder = Path(folder).resolve()
+                undone.callback(shutil.rmtree, folder, ignore_errors=True)
+            self._set_up(compose("host", {**named, **settings, **_MEASURES, "save_path": str(folder)}))
+            self._stack.push(undone.pop_all())
+
+    def _set_up(self, settings: Settings) -> None:
+        """Raises SettingsError."""
+        from digirl_dist.assembly.parts import build_device, run_root
+        from digirl_dist.assembly.validate import Command, refuse_contradictions
+
+        self._settings = settings
+        self._folder = run_root(settings)
+        refuse_contradictions(settings, command=Command.fleet)
+        _refuse_others_run(self._folder)
+        self._device = build_device(_acted_by(None, settings), settings.emulator)
         self._stack = ExitStack()
-        if not kept:
-            self._stack.callback(shutil.rmtree, self._folder, ignore_errors=True)
+        self._acknowledged: list[str] = []
+        """Keys to forget once the fleet has its folder."""
         self._started: OpenFleet | None = None
         self._sent: tuple[Policy, Checkpoint] | None = None
         self._rollouts: Rollouts | None = None
@@ -127,10 +133,41 @@ class Fleet(Closeable):
         """Returns a fleet of ``bsize`` emulators on this machine."""
         return cls(parallel="single", **settings)
 
+    @classmethod
+    def configured(cls, source: Source) -> Fleet:
+        """Returns the fleet of a YAML file and its overrides, ``save_path`` included. Raises SettingsError."""
+        _refuse_decided(set(map(key_of, source.overrides)) - {"agent"}, "{}=…")
+        measures = [f"{key}={value}" for key, value in _MEASURES.items()]
+        fleet = cls.__new__(cls)
+        fleet._set_up(replace(source, overrides=(*source.overrides, *measures)).load())
+        return fleet
+
+    @property
+    def folder(self) -> Path:
+        """The run folder: ``save_path``, or one that goes with the fleet."""
+        return self._folder
+
     @property
     def tasks(self) -> list[Task]:
         """Tasks of the task set."""
         return list(self._device.tasks)
+
+    def starting_policy(self, trust: bool = False) -> Policy:
+        """Returns the policy that acted last in ``save_path``, or else the configuration's agent with fresh weights.
+
+        Raises as ``Policy.from_folder``.
+        """
+        from digirl_dist.api.policy import Policy
+        from digirl_dist.assembly.parts import agent_plugin, build_device
+        from digirl_dist.assembly.policy import describe_policy
+
+        newest = self._folder / "checkpoints" / "latest"
+        if (newest / "manifest.json").exists():
+            return Policy.from_folder(newest, trust)
+        spec = build_device(self._settings, self._settings.emulator).spec
+        made = Policy(agent_plugin(self._settings).build(spec), seed=self._settings.seed)
+        made.settings, made.described = agent_plugin(self._settings), describe_policy(self._settings, spec)
+        return made
 
     def push(self, policy: Policy) -> None:
         """Starts to send the policy to the workers, so that the next ``collect`` with it need not wait."""
@@ -174,6 +211,9 @@ class Fleet(Closeable):
 
         Raises SettingsError for an unknown task, or for a key that was asked for with another task or start.
         """
+        for argument, given in (("key", key), ("group", group)):
+            if given is not None:
+                arguments.name(argument, given)
         rollouts, checkpoint = self._send(act)
         start = self._start_of(rollouts, seed, share, group or key)
         request = Request(self._task(task), start, key, time.monotonic() + deadline_s)
@@ -198,6 +238,8 @@ class Fleet(Closeable):
         """
         size = arguments.whole("group_size", group_size, 1, _MOST_EPISODES)
         room = arguments.whole("ahead", ahead, 0, _MOST_EPISODES)
+        if key is not None:
+            arguments.name("key", key, _LONGEST_OF_A_STREAM)
         rollouts, checkpoint = self._send(act)
 
         def ask(number: int, task: Task) -> list[Rollout]:
@@ -213,9 +255,19 @@ class Fleet(Closeable):
         return cast("Iterator[Rollout]", concurrent.futures.as_completed(rollouts))
 
     def acknowledge(self, keys: Iterable[str]) -> None:
-        """Forgets these keys. Their episodes stay in ``save_path``; who asks for one again gets a new one."""
-        if self._rollouts is not None:
-            self._rollouts.acknowledge(keys)
+        """Forgets these keys. Their episodes stay in ``save_path``; who asks for one again gets a new one.
+
+        A fleet that has not started yet forgets them as soon as it does.
+        """
+        with self._sending:
+            self._acknowledged.extend(keys)
+            if self._rollouts is not None:
+                self._rollouts.acknowledge(self._acknowledged)
+                self._acknowledged = []
+
+    def landed(self, key: str) -> Episode | None:
+        """Returns the episode of a key; None if there is none, or the fleet has not started yet."""
+        return None if self._rollouts is None else self._rollouts.landed(key)
 
     def collect(
         self,
@@ -288,6 +340,8 @@ class Fleet(Closeable):
             policy = self._sent[0] if act is None and self._sent else self._policy(act)
             self._start(policy)
             assert self._rollouts is not None
+            if act is None and self._sent:  # whose weights need not be looked at for each rollout
+                return self._rollouts, self._sent[1]
             changes = is_update and _acts_here(policy)  # its weights are not seen here
             return self._rollouts, self._checkpoint(policy, version, changes)
 
@@ -326,10 +380,11 @@ class Fleet(Closeable):
             device = build_device(settings, settings.emulator)  # as this agent uses it
             if acts_here:  # it may not know how probable its actions are
                 device = replace(device, guard=replace(device.guard, knows_log_prob=False))
-            first = self._first_round(self._folder)
             self._started = open_fleet(settings, device, policy.factory, self._folder, self._stack, acts_here)
-            self._rollouts = Rollouts(self._started, first)
+            self._rollouts = Rollouts(self._started, self._first_round(self._folder))  # which is ours alone by now
             self._stack.callback(self._rollouts.close)
+            self._rollouts.acknowledge(self._acknowledged)
+            self._acknowledged = []
         return self._started
 
     def _checkpoint(self, policy: Policy, wanted: int | None = None, changes: bool = False) -> Checkpoint:
@@ -347,10 +402,17 @@ class Fleet(Closeable):
                 raise SettingsError("something else acts for this fleet; open a second Fleet for this")
             if newest is not None and _shapes(newest.tensors) != _shapes(weights):
                 raise SettingsError("this fleet runs another agent; open a second Fleet for this policy")
+            if newest is not None and self._is_the_same(policy, newest, weights) and wanted in (None, newest.iteration):
+                self._sent = policy, newest
+                return newest
             least = 0 if newest is None else newest.iteration + 1
             version = least if wanted is None else arguments.whole("version", wanted, least)
             self._sent = policy, checkpoints.save(version, state, {}, {})
         return self._sent[1]
+
+    def _is_the_same(self, policy: Policy, newest: Checkpoint, weights: Mapping[str, TensorInfo]) -> bool:
+        """Whether a fleet before this one acted with it last, which one that has just opened takes up."""
+        return self._sent is None and bool(weights) and newest.tensors == weights and newest.policy == policy.described
 
     def _task(self, task: str | Task) -> Task:
         return self._chosen([task])[0]
@@ -421,6 +483,11 @@ def _told(missing: Sequence[tuple[Rollout, Lost]]) -> str:
 
 def _shapes(tensors: Mapping[str, TensorInfo]) -> dict[str, tuple[int, ...]]:
     return {name: info.shape for name, info in tensors.items()}
+
+
+def _refuse_decided(keys: Collection[str], shown: str) -> None:
+    for key in _DECIDED.keys() & keys:
+        raise SettingsError(f"{shown.format(key)}: {_DECIDED[key]}; leave it out")
 
 
 def _refuse_others_run(folder: Path) -> None:

@@ -17,6 +17,7 @@ from digirl_dist.api.endpoint import Endpoint
 from digirl_dist.api.episodes import Episode
 from digirl_dist.collect.rollout_log import RolloutLog
 from digirl_dist.collect.stream import Lost, Request, Rollout, Stream
+from digirl_dist.settings import Success
 from digirl_dist.tasks import Share, Task, emulator_seeds
 from digirl_dist.trajectory import Decision, NoDecision, Observation
 
@@ -76,9 +77,9 @@ class Rollouts:
         self._fleet = fleet
         self._seed = context.settings.seed
         self._draws = np.random.default_rng([self._seed, first_page])
-        self._stream = Stream(
-            context.store, RolloutLog(context.folder.rollouts), first_page, time.monotonic, Episode.of
-        )
+        log = RolloutLog(context.folder.rollouts)
+        is_judged = context.settings.success is not Success.environment
+        self._stream = Stream(context.store, log, first_page, time.monotonic, Episode.of, is_judged)
         self._newest: Checkpoint | None = None
         self._thread: threading.Thread | None = None
         self._lock = threading.RLock()
@@ -108,6 +109,10 @@ class Rollouts:
 
     def acknowledge(self, keys: Iterable[str]) -> None:
         self._stream.acknowledge(keys)
+
+    def landed(self, key: str) -> Episode | None:
+        found = self._stream.landed_as(key)
+        return None if found is None else Episode.of(found)
 
     def seed(self, share: Share, label: str | None) -> int:
         """Returns an emulator seed: always the same one for a label, else the next."""

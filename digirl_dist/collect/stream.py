@@ -9,6 +9,7 @@ import queue
 import threading
 from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from concurrent.futures import Future
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -18,7 +19,7 @@ from digirl_dist.collect.equal_faults import EqualFaults
 from digirl_dist.collect.leases import Leases, LossKind
 from digirl_dist.collect.rollout_log import RolloutLog
 from digirl_dist.collection import CollectionResult
-from digirl_dist.errors import CollectionError, SettingsError
+from digirl_dist.errors import CollectionError, RunFolderError, SettingsError
 from digirl_dist.storage.trajectory_store import Store
 from digirl_dist.tasks import Key, Round, Task, Ticket
 from digirl_dist.trajectory import Trajectory
@@ -96,9 +97,10 @@ class Stream:
         first_page: int,
         clock: Clock,
         made: Callable[[Trajectory], Trajectory] = lambda one: one,
+        is_judged: bool = False,
     ) -> None:
         """``made`` makes of an episode what is delivered. Rollouts of an earlier process that landed nowhere yet run
-        again."""
+        again. ``is_judged``: there will be a judge, whose verdicts only the files of pages have."""
         self.clock = clock
         self.wake: Callable[[], None] = lambda: None
         """Has the collector take a turn."""
@@ -109,8 +111,10 @@ class Stream:
         self._store = store
         self._log = log
         self._made = made
+        self._is_judged = is_judged
         self._lock = threading.Lock()
-        self._page, self._index = first_page, 0
+        asked = [ticket.iteration for ticket in log.tickets().values()]  # of which nobody may have begun any
+        self._page, self._index = max([first_page, *(page + 1 for page in asked)]), 0
         self._open: dict[Key, Rollout] = {}
         self._by_name: dict[str, Rollout] = {}
         """Those of ``_open`` that have a key."""
@@ -123,6 +127,8 @@ class Stream:
         """The pages that are not files yet."""
         self._landed: list[Trajectory] = []
         """Not durable yet."""
+        self._in_court: set[Key] = set()
+        """Landed, and without a verdict yet."""
         self._delivered = 0
         self._leases: Leases | None = None
         self._is_closed = False
@@ -137,17 +143,19 @@ class Stream:
     def ask(self, requests: Sequence[Request], as_page: bool = False) -> list[Rollout]:
         """Returns a rollout for each; those with a key are durable then. ``as_page``: they have a file of their own.
 
-        A key that was asked for before, also by an earlier process, has the rollout that it had, unless that was lost.
+        A key that was asked for before, also by an earlier process, has the rollout that it had, unless that was lost;
+        of two deadlines the earlier one counts.
         Raises SettingsError if that was of another task or start.
         """
         with self._lock:
             if as_page:
                 self._turn_page()
-            found = [self._asked_before(request) for request in requests]
-            rollouts = [known or self._new(request) for request, known in zip(requests, found, strict=True)]
-            new = [rollout for rollout, known in zip(rollouts, found, strict=True) if known is None]
-            self._log.add({rollout.key: rollout.ticket for rollout in new if rollout.key is not None})
-            for rollout in new:
+            new: dict[Key, Rollout] = {}
+            of: dict[str, Rollout] = {}
+            """Those of this call that have a key."""
+            rollouts = [self._asked_before(request, of) or self._new(request, new, of) for request in requests]
+            self._log.add({name: rollout.ticket for name, rollout in of.items()})
+            for rollout in new.values():
                 self._take(rollout)
             if as_page:
                 self._turn_page()
@@ -158,10 +166,20 @@ class Stream:
         self._withdrawn.put((rollout, why))
         self.wake()
 
+    def landed_as(self, name: str) -> Trajectory | None:
+        """Returns the episode of a key; None if there is none, or not yet."""
+        with self._lock:
+            ticket = None if name in self._by_name else self._log.ticket(name)
+        found = None if ticket is None else self._found(ticket)
+        return None if found is None else self._made(found)
+
     def acknowledge(self, names: Iterable[str]) -> None:
         """Forgets these keys for good. Whoever asks for one again gets a new rollout."""
+        done = list(names)
         with self._lock:
-            self._log.forget(names)
+            self._log.forget(done)
+            for name in done:
+                self._by_name.pop(name, None)
 
     def close(self) -> None:
         self._is_closed = True
@@ -209,7 +227,13 @@ class Stream:
         with self._lock:
             while not self._asked.empty():
                 self._asked.get()
-            leases.add(rollout.ticket for rollout in self._open.values())
+            for key in leases.tickets.keys() - self._open.keys():  # lost when a collection before this one ended
+                leases.take_back(key)
+            tickets = {key: rollout.ticket for key, rollout in self._open.items()}
+            landed = {key: found for key in tickets if self.judge and (found := self._stored(tickets[key]))}
+            leases.add(ticket for key, ticket in tickets.items() if key not in landed)
+        for trajectory in landed.values():  # of a process that ended before it delivered the verdict
+            self._have_judged(trajectory)
 
     def end(self, why: str) -> None:
         """Nobody runs anything any more: what is open is lost. Those with a key can be asked for again."""
@@ -257,38 +281,43 @@ class Stream:
         """Delivers what has landed, or has it judged."""
         landed, self._landed = self._landed, []
         for trajectory in landed:
-            if self.judge is None:
-                self._over(trajectory.ticket.key, trajectory)
-            else:
-                self.judge(trajectory, partial(self._judged_as, trajectory.ticket.key))
+            self._have_judged(trajectory)
 
     def mend(self) -> None:
         """Finds its way back after a defect stopped a change halfway: what is durable landed, the rest is open."""
         assert self._leases is not None
-        waiting = {each.ticket.key for each in self._landed}
+        waiting = {each.ticket.key for each in self._landed} | self._in_court
         self._leases.mend(rollout.ticket for key, rollout in self._open.items() if key not in waiting)
 
-    def _new(self, request: Request) -> Rollout:
+    def _new(self, request: Request, new: dict[Key, Rollout], of: dict[str, Rollout]) -> Rollout:
         if self._index >= _PAGE:
             self._turn_page()
         ticket = Ticket(self._page, self._index, request.task, request.seed, policy_version=0)
         self._index += 1
-        return Rollout(ticket, request.key, self.withdraw, request.due_at)
+        rollout = new[ticket.key] = Rollout(ticket, request.key, self.withdraw, request.due_at)
+        if request.key is not None:
+            of[request.key] = rollout
+        return rollout
 
     def _turn_page(self) -> None:
         if self._index:
             self._page, self._index = self._page + 1, 0
 
-    def _asked_before(self, request: Request) -> Rollout | None:
-        """Returns the rollout that a key had, with its episode if that landed."""
-        ticket = None if request.key is None else self._log.ticket(request.key)
-        if ticket is None or request.key is None:
+    def _asked_before(self, request: Request, of: Mapping[str, Rollout]) -> Rollout | None:
+        """Returns the rollout that a key had, with its episode if that landed; ``of`` are those of the same call."""
+        if request.key is None:
+            return None
+        running = of.get(request.key) or self._by_name.get(request.key)
+        ticket = self._log.ticket(request.key) if running is None else running.ticket
+        if ticket is None:
             return None
         wanted = replace(ticket, task=request.task, seed=request.seed)
         if misfit := ticket.misfit(wanted):
             raise SettingsError(f"key={request.key!r} was asked for before, and not so: {misfit}")
-        if request.key in self._by_name:
-            return self._by_name[request.key]
+        if running is not None:
+            running.due_at = min(running.due_at, request.due_at)
+            self._watch_deadline(running)
+            return running
         found = self._found(ticket)
         if not found:
             return None
@@ -297,7 +326,13 @@ class Stream:
         return rollout
 
     def _found(self, ticket: Ticket) -> Trajectory | None:
-        """Returns the episode of a ticket, if it landed and is the one that was asked for."""
+        """Returns the episode of a ticket, with its verdict, if it landed and is the one that was asked for."""
+        page = self._pages.get(ticket.iteration)
+        if page is not None and ticket.key in page.delivered:
+            return page.delivered[ticket.key]
+        return None if self._is_judged and not self._store.has(ticket.round) else self._stored(ticket)
+
+    def _stored(self, ticket: Ticket) -> Trajectory | None:
         found = self._store.landed(ticket.round).get(ticket.key)
         if found is None or found.ticket.misfit(replace(ticket, policy_version=found.ticket.policy_version)):
             return None
@@ -306,11 +341,14 @@ class Stream:
     def _take(self, rollout: Rollout) -> None:
         self._open[rollout.ticket.key] = rollout
         self._pages.setdefault(rollout.ticket.iteration, _Page()).waiting += 1
-        if rollout.due_at < math.inf:
-            heapq.heappush(self._due, (rollout.due_at, rollout.ticket.key))
+        self._watch_deadline(rollout)
         if rollout.key is not None:
             self._by_name[rollout.key] = rollout
         self._asked.put(rollout)
+
+    def _watch_deadline(self, rollout: Rollout) -> None:
+        if rollout.due_at < math.inf:
+            heapq.heappush(self._due, (rollout.due_at, rollout.ticket.key))
 
     def _take_back(self) -> list[Key]:
         """Ends what was withdrawn, or is due; returns those tickets."""
@@ -327,12 +365,22 @@ class Stream:
                 self._over(key, Lost("cancelled", why))
         return gone
 
+    def _have_judged(self, trajectory: Trajectory) -> None:
+        """Delivers the episode once it has its verdict."""
+        key = trajectory.ticket.key
+        if self.judge is None:
+            self._over(key, trajectory)
+        else:
+            self._in_court.add(key)
+            self.judge(trajectory, partial(self._judged_as, key))
+
     def _judged_as(self, key: Key, outcome: Trajectory | Lost) -> None:
         self._judged.put((key, outcome))
         self.wake()
 
     def _over(self, key: Key, outcome: Trajectory | Lost) -> None:
         with self._lock:
+            self._in_court.discard(key)
             rollout = self._open.pop(key, None)
             if rollout is None:
                 return
@@ -341,10 +389,11 @@ class Stream:
             page.waiting -= 1
             if not isinstance(outcome, Lost):
                 page.delivered[key] = outcome
-            elif rollout.key is not None and self._leases is not None:
-                self._log.forget([rollout.key])
-            if rollout.key is not None:
-                self._by_name.pop(rollout.key, None)
+            if rollout.key is not None and self._by_name.get(rollout.key) is rollout:  # not acknowledged and asked anew
+                del self._by_name[rollout.key]
+                if isinstance(outcome, Lost) and self._leases is not None:
+                    with suppress(RunFolderError):  # the disk is full: the next process will run it again
+                        self._log.forget([rollout.key])
         rollout.set_result(outcome if isinstance(outcome, Lost) else self._made(outcome))
 
     def _close_pages(self) -> None:

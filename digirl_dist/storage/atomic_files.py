@@ -69,6 +69,13 @@ def write_bytes(path: Path, content: bytes, flushed: bool = True) -> None:
         part.write_bytes(content)
 
 
+def write_secret(path: Path, text: str) -> None:
+    """Writes a small file that only this user may read."""
+    with appearing(path) as part:
+        part.chmod(0o600)
+        part.write_text(text)
+
+
 def write_text(path: Path, text: str, flushed: bool = True) -> None:
     """Writes a small text file."""
     write_bytes(path, text.encode(), flushed)

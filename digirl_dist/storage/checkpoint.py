@@ -347,6 +347,16 @@ def read_checkpoint(folder: Path, remedy: str = "") -> Checkpoint:
     return Checkpoint(folder, manifest.iteration, tensors, manifest.files, manifest.policy)
 
 
+def read_weights(path: Path) -> dict[str, torch.Tensor]:
+    """Returns the tensors of a safetensors file that a person named. Raises CheckpointError."""
+    from safetensors.torch import load_file
+
+    with reading(path):
+        regular_file.opened(path, named=True).close()
+        state: dict[str, torch.Tensor] = load_file(path)
+    return state
+
+
 def _write(
     part: Path, checkpoint: Checkpoint, policy: State, trainer: Mapping[str, Any], metrics: Mapping[str, Json]
 ) -> Checkpoint:

@@ -11,7 +11,7 @@ from io import FileIO
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from digirl_dist.errors import RunFolderError
+from digirl_dist.errors import RunFolderError, SettingsError
 from digirl_dist.settings import regular_file
 from digirl_dist.storage import atomic_files, strict_json
 from digirl_dist.types import Json
@@ -26,6 +26,11 @@ _MOST_MEMORY = 64 << 20
 _OF_A_VALUE, _OF_AN_OBJECT = 64, 320
 """Bytes of memory, however short they are."""
 _BLANKS = " \t\r\n"
+MOST_KEYS = 500_000
+LONGEST_LINE = 1 << 20
+"""In bytes, the key included."""
+_SUPERSEDED = 100_000
+"""Lines that are left in the file before it is written anew, if most of it is such."""
 _DECODER = json.JSONDecoder()
 
 
@@ -157,3 +162,75 @@ def _parsed(line: bytes) -> Any:
     except (ValueError, RecursionError):
         return None
     return value if end == len(text) else None
+
+
+class DurableMap:
+    """Values that survive this process and, as soon as ``write`` returns, a power cut.
+
+    A process that ends while it writes leaves a change whole or not at all, and those of one call in their order.
+    """
+
+    def __init__(self, path: Path) -> None:
+        """Raises RunFolderError if the file cannot be read, or is damaged."""
+        self.path = path
+        self.values: dict[str, Json] = {}
+        self._lines = 0
+        if os.path.lexists(path):
+            with opened(path) as file:
+                self._read(file)
+            self._compact()
+
+    def write(self, changes: Mapping[str, Json]) -> None:
+        """Sets these values; a key whose value is None goes. Returns once that is durable: all of it, or an error.
+
+        Raises SettingsError for what is too large, and RunFolderError if the file cannot be written.
+        """
+        if not changes:
+            return
+        lines = [_line(key, value) for key, value in changes.items()]
+        if (longest := max(map(len, lines))) > LONGEST_LINE:
+            raise SettingsError(f"a key with its task takes {longest:,} bytes, more than {LONGEST_LINE:,}: shorten it")
+        if len(self.values.keys() | changes.keys()) > MOST_KEYS:
+            raise SettingsError(f"{self.path} has {len(self.values):,} keys: acknowledge those that you are done with")
+        try:
+            append(self.path, b"".join(lines), flushed=True)
+        except OSError as error:
+            remedy = "nothing was changed; make room or repair it, and ask again"
+            raise RunFolderError(f"{self.path} cannot be written: {error.strerror}; {remedy}") from error
+        for key, value in changes.items():
+            self._apply(key, value)
+        if self._lines > 2 * len(self.values) + _SUPERSEDED:
+            self._compact()
+
+    def _read(self, file: BinaryIO) -> None:
+        """Reads all lines but the last, if that was cut: it was never confirmed to anybody."""
+        while (line := file.readline(2 * LONGEST_LINE)).endswith(b"\n"):
+            match _parsed(line):
+                case {"key": str(key), "value": value}:
+                    self._apply(key, value)
+                case _:
+                    raise self._damaged(line)
+        if file.read(1):
+            raise self._damaged(line)
+
+    def _damaged(self, line: bytes) -> RunFolderError:
+        return RunFolderError(f"{self.path} is damaged: {line[:80]!r}; restore it, or move it away")
+
+    def _apply(self, key: str, value: Json) -> None:
+        self._lines += 1
+        self.values.pop(key, None)  # so that the order is that of the changes
+        if value is not None:
+            self.values[key] = value
+
+    def _compact(self) -> None:
+        if self._lines == len(self.values):
+            return
+        try:
+            atomic_files.write_bytes(self.path, b"".join(_line(key, value) for key, value in self.values.items()))
+        except OSError:  # the longer file says the same
+            return
+        self._lines = len(self.values)
+
+
+def _line(key: str, value: Json) -> bytes:
+    return strict_json.dumps({"key": key, "value": value}).encode() + b"\n"

@@ -19,8 +19,9 @@ import psutil
 import pytest
 from process_watch import eventually
 from test_run import ROOT
+from user_classes import Coin, Counter
 
-from digirl_dist import Fleet, Run, Task
+from digirl_dist import Fleet, Policy, Run, Task
 from digirl_dist.api.episodes import Episode
 from digirl_dist.child_process import environment
 from digirl_dist.collect.stream import Lost, Rollout
@@ -119,6 +120,40 @@ def test_an_endless_stream_asks_for_no_more_than_it_may_and_later_groups_act_wit
     stream.close()  # type: ignore[attr-defined]
     with pytest.raises(SettingsError, match="version"):
         fleet.update(always_one, version=3)
+
+
+@pytest.mark.parametrize("key", ["", "k" * 1001, "\ud800", 7])
+def test_a_key_that_cannot_be_kept_is_refused(fleet: Fleet, key: Any) -> None:
+    with pytest.raises(SettingsError, match="key=.* is no text of 1 to 1,000 characters"):
+        fleet.submit(FINE, act=always_one, key=key)
+    with pytest.raises(SettingsError, match="group=.* is no text of 1 to 1,000 characters"):
+        fleet.submit(FINE, act=always_one, group=key)
+
+
+def coin() -> Coin:
+    return Coin(Counter.spec)
+
+
+def test_a_fleet_that_opens_its_folder_again_goes_on_with_the_version_and_the_keys(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(ROOT / "tests")
+
+    def again() -> Fleet:
+        return Fleet.inline(bsize=1, emulator=COUNTER, save_path=str(tmp_path / "kept"))
+
+    with again() as fleet:
+        assert fleet.landed("a") is None
+        assert fleet.update(Policy(coin, seed=1), version=5) == 5
+        before = [landed(fleet.submit(FINE, key=key)) for key in ("a", "b")]
+    with again() as fleet:
+        fleet.acknowledge(["b"])  # before it has begun
+        assert fleet.update(Policy(coin, seed=1)) == 5, "the same weights are the same version"
+        kept = fleet.landed("a")
+        assert kept is not None and kept.episode_id == before[0].episode_id and fleet.landed("b") is None
+        assert landed(fleet.submit(FINE, key="b")).episode_id != before[1].episode_id
+        heavier = {name: weights + 1 for name, weights in coin().state_dict().items()}
+        assert fleet.update(Policy(coin, heavier)) == 6
 
 
 CALLER = """

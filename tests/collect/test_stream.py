@@ -1,0 +1,206 @@
+"""Keys and their tickets: durable, one each, whatever was cut, damaged, asked twice or taken back meanwhile."""
+
+from __future__ import annotations
+
+import resource
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from digirl_dist.collect.around import with_verdict
+from digirl_dist.collect.leases import Leases
+from digirl_dist.collect.rollout_log import RolloutLog
+from digirl_dist.collect.stream import Judge, Lost, Request, Rollout, Stream
+from digirl_dist.errors import RunFolderError, SettingsError
+from digirl_dist.storage import json_lines
+from digirl_dist.storage.trajectory_store import Store
+from digirl_dist.tasks import Task
+from digirl_dist.trajectory import Observation, Step, Trajectory
+
+TASK = Task("count", params={"x": [1, 2.5]})
+
+
+class Ground:
+    """A stream on a folder, and a collector's part in its turns."""
+
+    def __init__(self, folder: Path, judge: Judge | None = None) -> None:
+        self.folder = folder
+        self.judge = judge
+        self.open()
+
+    def open(self, first_page: int = 0) -> None:
+        """As a process does that comes after one that was killed."""
+        self.store = Store(self.folder / "trajectories")
+        log, is_judged = RolloutLog(self.folder / "rollouts.jsonl"), self.judge is not None
+        self.stream = Stream(self.store, log, first_page, lambda: 0.0, is_judged=is_judged)
+        self.stream.judge = self.judge
+        self.leases = Leases(1, lambda: 0.0)
+        self.stream.begin(self.leases, lambda: None)
+
+    def ask(self, *keys: str | None, seed: int = 1, task: Task = TASK) -> list[Rollout]:
+        return self.stream.ask([Request(task, seed, key) for key in keys])
+
+    def land(self, count: int = 10**6) -> list[str]:
+        """Has so many episodes land; returns their ids."""
+        self.stream.turn()
+        ids = []
+        for ticket in self.leases.take("w", count, version=3):
+            seen = Observation("", None, np.zeros(1, np.float32))
+            step = Step(seen, 0, -1.0, 1.0, True, False)
+            episode = f"{ticket.key.name}-{ticket.attempt}"
+            self.stream.land(Trajectory(ticket, episode, "w", 0, [step], seen, True), b"")
+            ids.append(episode)
+        self.stream.made_durable()
+        self.stream.turn()
+        return ids
+
+
+@pytest.fixture
+def ground(tmp_path: Path) -> Ground:
+    return Ground(tmp_path)
+
+
+def test_a_key_twice_in_one_call_is_one_rollout(ground: Ground) -> None:
+    first, second, other, none = ground.ask("k", "k", "other", None)
+    assert first is second is not other and none is not other
+    assert len(ground.land()) == 3
+    with pytest.raises(SettingsError, match="key='new' was asked for before, and not so"):
+        ground.stream.ask([Request(TASK, 1, "new"), Request(TASK, 2, "new")])
+    assert ground.stream.missing == 0, "nothing of that call was asked for"
+
+
+def test_what_nobody_began_before_a_kill_gets_no_place_of_another(ground: Ground) -> None:
+    ground.ask("a", "b")
+    ground.open(first_page=0)  # no episode and no lease tells of them
+    (new,) = ground.ask("c")
+    asked = [*ground.ask("a", "b"), new]
+    assert len({one.ticket.key for one in asked}) == 3
+    assert len(ground.land()) == 3 and all(one.done() for one in asked)
+
+
+def test_a_line_that_was_cut_was_confirmed_to_nobody(ground: Ground) -> None:
+    ground.ask("a")
+    path = ground.folder / "rollouts.jsonl"
+    path.write_bytes(path.read_bytes() + b'{"key": "b", "value": {"itera')
+    ground.open()
+    assert set(RolloutLog(path).tickets()) == {"a"}
+    ground.ask("c")
+    assert set(RolloutLog(path).tickets()) == {"a", "c"}
+
+
+@pytest.mark.parametrize(
+    "line", [b"noise\n", b"[]\n", b'{"key": 1, "value": {}}\n', b'{"key": "k", "value": {"x": 1}}\n', b"\0" * 9 + b"\n"]
+)
+def test_a_damaged_line_is_named_and_not_passed_over(ground: Ground, line: bytes) -> None:
+    """A key that is passed over would run a second time."""
+    ground.ask("a")
+    path = ground.folder / "rollouts.jsonl"
+    path.write_bytes(line + path.read_bytes())
+    with pytest.raises(RunFolderError, match="rollouts.jsonl is damaged.*; restore it, or move it away"):
+        ground.open()
+
+
+def test_who_acknowledges_a_running_one_and_asks_again_gets_two_and_mixes_none_up(ground: Ground) -> None:
+    (old,) = ground.ask("k")
+    ground.stream.turn()
+    ground.stream.acknowledge(["k"])
+    (new,) = ground.ask("k")
+    assert new is not old
+    ground.land(1)
+    assert old.done() and not new.done() and ground.ask("k") == [new]
+    ground.land()
+    found = new.result(0)
+    assert isinstance(found, Trajectory) and ground.stream.landed_as("k") is not None
+    assert ground.stream.landed_as("k").episode_id == found.episode_id  # type: ignore[union-attr]
+
+
+def test_what_was_lost_as_a_collection_ended_does_not_run_beside_what_is_asked_for_again(ground: Ground) -> None:
+    (old,) = ground.ask("k")
+    ground.stream.turn()
+    ground.stream.end(Lost("infrastructure", "no worker"))
+    assert isinstance(old.result(0), Lost)
+    (new,) = ground.ask("k")
+    ground.stream.begin(ground.leases, lambda: None)
+    assert ground.land() == [f"{new.ticket.key.name}-0"] and new.done()
+
+
+@contextmanager
+def files_cannot_grow() -> Iterator[None]:
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (1, limits[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+
+
+def test_on_a_full_disk_nothing_is_asked_for_and_nothing_hangs(ground: Ground) -> None:
+    (withdrawn,) = ground.ask("k")
+    ground.stream.turn()
+    with files_cannot_grow():
+        with pytest.raises(
+            RunFolderError, match="rollouts.jsonl cannot be written: .*; nothing was changed; make room"
+        ):
+            ground.ask("a", "b")
+        withdrawn.cancel()
+        ground.stream.turn()
+    assert ground.stream.missing == 0 and isinstance(withdrawn.result(0), Lost)
+    assert len({one.ticket.key for one in ground.ask("a", "b", "k")}) == 3
+
+
+@pytest.mark.parametrize("key", ["ключ/🗝", 'a"b\\c', "line\nbreak\u2028", "\0", " ", "k" * 1000])
+def test_a_key_is_any_text(ground: Ground, key: str) -> None:
+    (asked,) = ground.ask(key)
+    ground.open()
+    assert ground.ask(key)[0].ticket.key == asked.ticket.key
+
+
+def test_what_is_too_large_to_be_kept_is_refused(ground: Ground) -> None:
+    with pytest.raises(SettingsError, match="shorten it"):
+        ground.ask("k", task=Task("large", params={"x": "x" * 2_000_000}))
+    assert ground.stream.missing == 0 and RolloutLog(ground.folder / "rollouts.jsonl").tickets() == {}
+
+
+def test_a_log_does_not_grow_with_what_was_forgotten(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(json_lines, "_SUPERSEDED", 100)
+    kept = json_lines.DurableMap(tmp_path / "kept.jsonl")
+    kept.write({"stays": 1})
+    for number in range(150):
+        kept.write({f"k{number}": number})
+        kept.write({f"k{number}": None})
+    assert len((tmp_path / "kept.jsonl").read_bytes().splitlines()) < 150
+    assert json_lines.DurableMap(tmp_path / "kept.jsonl").values == {"stays": 1}
+
+
+def test_keys_have_a_limit_that_says_what_to_do(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(json_lines, "MOST_KEYS", 3)
+    kept = json_lines.DurableMap(tmp_path / "kept.jsonl")
+    kept.write({"a": 1, "b": 2, "c": 3})
+    with pytest.raises(SettingsError, match="has 3 keys: acknowledge"):
+        kept.write({"d": 4})
+    kept.write({"a": 5, "b": None})
+    kept.write({"d": 4})
+    values: dict[str, Any] = json_lines.DurableMap(tmp_path / "kept.jsonl").values
+    assert values == {"c": 3, "a": 5, "d": 4}
+
+
+def test_a_verdict_that_had_yet_to_be_delivered_is_asked_for_again(tmp_path: Path) -> None:
+    """What the emulator said of the episode is no answer."""
+    tells: list[Any] = []
+    ground = Ground(tmp_path, judge=lambda episode, tell: tells.append((episode, tell)))
+    (asked,) = ground.ask("k")
+    ground.land()
+    assert len(tells) == 1 and not asked.done()
+    ground.open(first_page=1)
+    (again,) = ground.ask("k")
+    assert len(tells) == 2 and not again.done() and ground.land() == []
+    episode, tell = tells[1]
+    tell(with_verdict(episode, False))
+    ground.stream.turn()
+    found = again.result(0)
+    assert isinstance(found, Trajectory) and not found.success
+    assert ground.stream.landed_as("k") is found
