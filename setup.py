@@ -28,7 +28,7 @@ OPENENV = ["websockets>=15"]  # the client; the server is OpenEnv's, in whatever
 RAY = ["ray>=2.40"]
 BRIDGES = ["rsl-rl-lib>=5.5,<6", "skrl>=2.1,<3", "stable-baselines3>=2.7"]
 HUB = ["huggingface_hub>=0.34"]
-VIEW = ["starlette>=0.45", "uvicorn>=0.34"]
+SERVE = VIEW = ["starlette>=0.45", "uvicorn>=0.34"]
 DATA = ["pandas>=2.0"]
 DOCS = ["zensical>=0.0.73", "griffelib>=2.0"]
 # Flax needs that Python itself.
@@ -84,6 +84,7 @@ setup(
         "mlflow": MLFLOW,
         "openenv": OPENENV,
         "ray": RAY,
+        "serve": SERVE,
         "trackio": TRACKIO,
         "view": VIEW,
         "vlm": VLM,
@@ -103,6 +104,7 @@ setup(
             *MLFLOW,
             *OPENENV,
             *RAY,
+            *SERVE,
             *VIEW,
             *VLM,
             *WANDB,
@@ -115,6 +117,7 @@ setup(
             "minigrid>=3.0",
             "mypy",
             "nbclient",
+            "prometheus_client",
             "pytest",
             "pytest-timeout",
             "pytest-xdist>=3.7",

@@ -5,9 +5,11 @@ from importlib import metadata
 from pathlib import Path
 
 import griffe
+from structures import described_in
 
 import digirl_dist
 from digirl_dist.cli.main import COMMANDS
+from digirl_dist.serve import server, service
 from digirl_dist.settings.reference import sections
 
 PURPOSES = {
@@ -25,15 +27,30 @@ PURPOSES = {
     "miniwob": "`emulator=miniwob`",
     "ray": "`collector=ray`",
     "release": "`script/release`",
+    "serve": "`digirl-dist serve`",
     "view": "`digirl-dist view`",
     "vlm": "`agent=vlm`",
     "wandb": "`loggers=[wandb]`",
 }
 
+HTTP = """\
+What `digirl-dist serve` answers. [Your own trainer](../python.md#over-http) shows it at work.
+
+Each request has the header `Authorization: Bearer TOKEN` and names this machine in `Host`. Requests of web pages, which
+have an `Origin`, are refused. Bodies and answers are JSON; a body has at most 4 MiB. An answer that is no success is
+`{"error": …}`: one sentence, with the remedy. In a path, a key is percent-encoded.
+
+A rollout is `{key, state, cursor, task, seed, …}`. `state` is `running`, `landed`, or what it was lost to:
+`infrastructure`, `environment`, `agent` or `cancelled`, with the `reason`; a loss has no reward. `cursor` is its place
+in the order in which rollouts were over. That order is durable: who has seen all up to one cursor asks for those after
+it, also after a day or a restart.
+"""
+
 
 def pages():
     """Returns the text of each page by its file name."""
-    return {"settings.md": settings(), "commands.md": commands(), "api.md": api(), "extras.md": extras()}
+    made = {"settings.md": settings(), "commands.md": commands(), "api.md": api(), "extras.md": extras()}
+    return {**made, "http.md": http()}
 
 
 def settings():
@@ -109,6 +126,21 @@ def signature_part(each):
     star = {"variadic positional": "*", "variadic keyword": "**"}.get(each.kind.value, "")
     hint = f": {each.annotation}" if each.annotation else ""
     return f"{star}{each.name}{hint}" + (f" = {each.default}" if each.default is not None and not star else "")
+
+
+def http():
+    """The routes of ``digirl-dist serve``, and the bodies that they take."""
+    parts = [f"# The HTTP interface\n\n{HTTP}"]
+    for route in server.ROUTES:
+        takes = (
+            f" Takes {'an' if route.body.__name__[0] in 'AEIOU' else 'a'} `{route.body.__name__}`."
+            if route.body
+            else ""
+        )
+        parts.append(f"## {route.method} {route.path}\n\n{prose(route.answer.__doc__).replace('``', '`')}{takes}\n")
+    for kind in (*(route.body for route in server.ROUTES if route.body), service.TaskGiven):
+        parts += [part.replace("### ", "## ") for part in described_in(kind)]
+    return "\n".join(parts)
 
 
 def extras():

@@ -36,7 +36,8 @@ LAYERS = [
     ["export", "host", "plan", "vec_env"],
     ["assembly"],
     ["api"],
-    ["evaluate", "train", "viewer"],
+    ["evaluate", "serve", "train"],
+    ["viewer"],
     ["bridges", "cli"],
     ["__main__"],
 ]

@@ -9,6 +9,8 @@ import os
 import shlex
 import sys
 from collections import Counter
+from contextlib import ExitStack, suppress
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from digirl_dist.cli.shared import (
@@ -34,6 +36,7 @@ from digirl_dist.storage import atomic_files
 
 if TYPE_CHECKING:
     from digirl_dist.doctor.setup import SetupProgress
+    from digirl_dist.serve.server import Server
     from digirl_dist.settings.configuration import Source
 
 _MEASURES = ("task_mode=evaluate", "task_split=test", "task_order=sequential")
@@ -235,6 +238,60 @@ def _add_resume(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--resume", action="store_true", help=about)
 
 
+def _add_serve(parser: argparse.ArgumentParser) -> None:
+    about = "who acts: the folder of a checkpoint or an export (default: who acted last, or agent=…)"
+    parser.add_argument("--policy", type=expanded, metavar="FOLDER", help=about)
+    parser.add_argument("--port", type=int, help="port on the address (default: a free one)")
+    parser.add_argument("--socket", type=expanded, metavar="PATH", help="listen on a Unix socket instead")
+    about = "another one than 127.0.0.1 opens the port to a network, unencrypted"
+    parser.add_argument("--address", default="127.0.0.1", help=about)
+    about = "file with the token (default: SAVE_PATH/serve.token, made anew)"
+    parser.add_argument("--token", type=expanded, metavar="FILE", help=about)
+
+
+def _serve(options: argparse.Namespace) -> int:
+    """Serves rollouts over HTTP to any trainer: POST /rollouts asks for them, GET /rollouts delivers them as they end.
+
+    Listens on a loopback port, or a Unix socket of this user's, for requests with the token, which is in a file of this
+    user's. From another machine: ssh -L 8765:127.0.0.1:8765 THIS_MACHINE, with --port 8765 here. The same command
+    continues with all that was asked for, whatever ended it.
+    """
+    if options.socket is not None and options.port is not None:
+        raise SettingsError(f"--socket {options.socket} and --port {options.port} are two places: leave one out")
+    end_by_signals_as_by_ctrl_c()
+    refuse_others_overrides(options.overrides, ranks=False)
+    with ExitStack() as stack:
+        with shown("start the fleet", sys.stderr):
+            server, file = _server(options, stack)
+        print(f"{printable(server.place)} answers requests with the token in {printable(str(file))}", flush=True)
+        with suppress(KeyboardInterrupt):
+            server.serve()
+    return 0
+
+
+def _server(options: argparse.Namespace, stack: ExitStack) -> tuple[Server, Path]:
+    """Returns a server whose fleet has started, and the file with its token; ``stack`` takes both down."""
+    from digirl_dist.settings.configuration import Source
+    from digirl_dist.settings.extras import extra_needed
+
+    with extra_needed("digirl-dist serve", "Starlette and uvicorn", "serve"), interruptions_wait():
+        from digirl_dist.api.fleet import Fleet
+        from digirl_dist.api.policy import Policy
+        from digirl_dist.serve.server import Server, token_in
+        from digirl_dist.serve.service import Service
+    source = Source(options.config_path, options.config_name, ("save_path=runs/serve", *options.overrides))
+    fleet = stack.enter_context(Fleet.configured(source))
+    file = options.token or fleet.folder / "serve.token"
+    token = token_in(file)
+    named = options.policy and Policy.from_folder(options.policy, options.trust)
+    service = Service(fleet, named or fleet.starting_policy(options.trust), options.trust)
+    stack.callback(service.close)
+    try:
+        return Server(service, token, options.socket or (options.address, options.port or 0)), file
+    except (OSError, OverflowError) as error:
+        raise SettingsError(f"{options.socket or options.address} cannot be listened on: {error}") from error
+
+
 def _add_evaluation(parser: argparse.ArgumentParser) -> None:
     add_configuration(parser, "eval")
 
@@ -253,5 +310,6 @@ COMMANDS = {
     "init": Command(_init, _add_init),
     "migrate": Command(_migrate, _add_migrate),
     "run": Command(_run, add_configuration, _add_resume),
+    "serve": Command(_serve, add_configuration, _add_serve, add_trust),
     "setup": Command(_setup, add_configuration, add_emulator, _add_setup),
 }

@@ -9,39 +9,28 @@ pictures are sent only if they are PNG or JPEG.
 from __future__ import annotations
 
 import asyncio
-import hmac
 import json
 import secrets
-import socket
 import threading
 import time
-from collections import OrderedDict
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 from typing import Any
-from urllib.parse import urlsplit
 
-import uvicorn
 from starlette.applications import Starlette
-from starlette.datastructures import Headers
 from starlette.requests import Request
 from starlette.responses import PlainTextResponse, Response, StreamingResponse
 from starlette.routing import Route
-from starlette.types import ASGIApp, Message, Receive, Scope, Send
-from uvicorn.protocols.http.h11_impl import H11Protocol
+from starlette.types import ASGIApp, Receive, Scope, Send
 
 from digirl_dist.errors import DigirlDistError, TrajectoryError
 from digirl_dist.report.bundle import STATIC
 from digirl_dist.report.viewed import ViewedRun, clean, named
+from digirl_dist.serve import door
 from digirl_dist.viewer.explainer import Explainer
 
 _TYPES = {"html": "text/html", "css": "text/css", "js": "text/javascript", "svg": "image/svg+xml"}
-_LOOPBACK = ("127.0.0.1", "localhost", "::1")
-_STRANGERS = 256
-_STRANGER_S = 5.0
-"""From the connection to the end of the first request with the secret."""
-_BACKLOG = 64
 _LOOK_S = 0.3
 _FIRST_S = 2.0
 _ROWS = 10_000
@@ -50,10 +39,7 @@ _HEADERS = {
     "Content-Security-Policy": (
         "default-src 'self'; img-src 'self' data:; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
     ),
-    "X-Content-Type-Options": "nosniff",
-    "Referrer-Policy": "no-referrer",
-    "Cross-Origin-Resource-Policy": "same-origin",
-    "Cache-Control": "no-store",
+    **door.HEADERS,
 }
 
 
@@ -65,22 +51,11 @@ class Viewer:
 
         ``trust`` lets explanations use the classes, models and servers that the folders name.
         """
-        self._socket = socket.create_server(("127.0.0.1", port))
-        self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)  # else each second answer waits 40 ms
+        self._socket = door.on_port("127.0.0.1", port)
         self._token = secrets.token_urlsafe(24)
         self._pages = Pages(named(folders, trust))
-        door = Door()
-        config = uvicorn.Config(
-            Guard(self._pages.app(), self._token, door),
-            http=door.protocol(),
-            ws="none",
-            backlog=_BACKLOG,
-            log_level="critical",
-            access_log=False,
-            server_header=False,
-            timeout_graceful_shutdown=1,
-        )
-        self._server = uvicorn.Server(config)
+        entrance = door.Door()
+        self._server = door.server(Guard(self._pages.app(), self._token, entrance), entrance)
 
     @property
     def port(self) -> int:
@@ -103,48 +78,13 @@ class Viewer:
         self._server.should_exit = True
 
 
-class Door:
-    """Connections that have not shown the secret: few at once, each for seconds. All calls are the event loop's."""
-
-    def __init__(self) -> None:
-        self._strangers: OrderedDict[object, tuple[asyncio.Transport, asyncio.TimerHandle]] = OrderedDict()
-
-    def enter(self, client: object, transport: asyncio.Transport) -> None:
-        """Lets a connection wait for its first request; closes the oldest of too many."""
-        end = asyncio.get_running_loop().call_later(_STRANGER_S, transport.abort)
-        self._strangers[client] = transport, end
-        if len(self._strangers) > _STRANGERS:
-            oldest, (other, _) = next(iter(self._strangers.items()))
-            self.admit(oldest)
-            other.abort()
-
-    def admit(self, client: object) -> None:
-        """Leaves a connection alone: it showed the secret, or it has ended."""
-        if (found := self._strangers.pop(client, None)) is not None:
-            found[1].cancel()
-
-    def protocol(door) -> type[H11Protocol]:
-        """Returns uvicorn's protocol, with this door."""
-
-        class Watched(H11Protocol):
-            def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-                super().connection_made(transport)
-                door.enter(self.client, transport)
-
-            def connection_lost(self, exc: Exception | None) -> None:
-                door.admit(self.client)
-                super().connection_lost(exc)
-
-        return Watched
-
-
 class Guard:
     """Lets requests through that come from this user's browser, by this machine's own name, and only read."""
 
-    def __init__(self, app: ASGIApp, token: str, door: Door) -> None:
+    def __init__(self, app: ASGIApp, token: str, entrance: door.Door) -> None:
         self._app = app
         self._token = token
-        self._door = door
+        self._entrance = entrance
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -152,17 +92,17 @@ class Guard:
             return
         given, _, path = scope["path"].removeprefix("/").partition("/")
         if (refused := self._refusal(Request(scope), given)) is None:
-            self._door.admit(scope["client"])
+            self._entrance.admit(scope["client"])
             scope = {**scope, "path": f"/{path}", "root_path": ""}
-        await (refused or self._app)(scope, receive, _with_headers(send))
+        await (refused or self._app)(scope, receive, door.with_headers(send, _HEADERS))
 
     def _refusal(self, request: Request, given: str) -> Response | None:
         """None for a request that may pass."""
-        if _host(request.headers) not in _LOOPBACK:
+        if not door.is_named(request, door.LOOPBACK):
             return PlainTextResponse("this server answers to 127.0.0.1 and localhost only", 421)
         if request.method not in ("GET", "HEAD"):
             return PlainTextResponse("this server only shows", 405)
-        if not hmac.compare_digest(given.encode("utf-8", "replace"), self._token.encode()):
+        if not door.is_secret(given, self._token):
             return PlainTextResponse("open the whole address that digirl-dist view printed", 403)
         return None
 
@@ -267,23 +207,6 @@ class Pages:
                 told = now
                 yield f"data: {json.dumps(now)}\n\n"
             await asyncio.sleep(_LOOK_S)
-
-
-def _with_headers(send: Send) -> Send:
-    async def sending(message: Message) -> None:
-        if message["type"] == "http.response.start":
-            added = [(name.lower().encode(), value.encode()) for name, value in _HEADERS.items()]
-            message = {**message, "headers": [*message["headers"], *added]}
-        await send(message)
-
-    return sending
-
-
-def _host(headers: Headers) -> str | None:
-    try:
-        return urlsplit(f"//{headers.get('host', '')}").hostname
-    except ValueError:
-        return None
 
 
 def _number(request: Request, name: str) -> int | None:

@@ -29,12 +29,13 @@ from digirl_dist.report.bundle import write_bundle, write_report
 from digirl_dist.report.picture import screenshot
 from digirl_dist.report.viewed import ViewedRun, named
 from digirl_dist.report.why import explain
+from digirl_dist.serve.door import Door
 from digirl_dist.storage import episode_file, parquet
 from digirl_dist.storage.status import Status
 from digirl_dist.storage.trajectory_store import Store
 from digirl_dist.user_code.entry_point import load_entry_point
 from digirl_dist.viewer.explainer import Explainer
-from digirl_dist.viewer.server import Door, Guard, Pages
+from digirl_dist.viewer.server import Guard, Pages
 
 pytestmark = pytest.mark.component
 
