@@ -132,12 +132,9 @@ def http():
     """The routes of ``digirl-dist serve``, and the bodies that they take."""
     parts = [f"# The HTTP interface\n\n{HTTP}"]
     for route in server.ROUTES:
-        takes = (
-            f" Takes {'an' if route.body.__name__[0] in 'AEIOU' else 'a'} `{route.body.__name__}`."
-            if route.body
-            else ""
-        )
-        parts.append(f"## {route.method} {route.path}\n\n{prose(route.answer.__doc__).replace('``', '`')}{takes}\n")
+        takes = f" The body: `{route.body.__name__}`." if route.body else ""
+        says = prose(route.answer.__doc__).replace("``", "`")
+        parts.append(f"## {route.method} {route.path.replace(':path', '')}\n\n{says}{takes}\n")
     for kind in (*(route.body for route in server.ROUTES if route.body), service.TaskGiven):
         parts += [part.replace("### ", "## ") for part in described_in(kind)]
     return "\n".join(parts)

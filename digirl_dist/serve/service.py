@@ -59,6 +59,7 @@ class Acknowledgement(msgspec.Struct, forbid_unknown_fields=True):
     """Which rollouts you are done with. Their episodes stay in the run folder."""
 
     keys: Annotated[list[Annotated[str, Meta(max_length=1000)]], Meta(max_length=10_000)]
+    """Those of groups one by one; what is not over, or unknown, is left out."""
 
 
 class NewPolicy(msgspec.Struct, forbid_unknown_fields=True):

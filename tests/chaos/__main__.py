@@ -18,6 +18,7 @@ from chaos.costs import judge_content
 from chaos.faults import Fault, faults, lies
 from chaos.ground import LIMITS, RunContext, ground
 from chaos.invariants import Invariant, judge
+from chaos.keys import VICTIMS, strike_keys
 from chaos.lies import LIES, Lie
 from chaos.processes import eventually, processes_with
 from chaos.stages import Phase
@@ -51,7 +52,7 @@ def strike(
         left = _left(here)
         found = judge(here.run, iterations, watch, chaos.trials, left, here.ended_by_itself)
         if any(one.broken for one in found):
-            _keep(here)
+            here.keep()
         return chaos.trials, found
 
 
@@ -63,7 +64,7 @@ def judge_by_lies(lies: Sequence[Lie], alone_s: float = hostility.ALONE_S) -> tu
         judged = judge(here.run, _finish(here), watch, [], _left(here), here.ended_by_itself)
         found.extend(one for one in judged if not one.name.startswith(("slot_seconds", "every fault", "no wait")))
         if any(one.broken for one in found):
-            _keep(here)
+            here.keep()
 
     verdict = hostility.strike(lies, alone_s, finish)
     problems = [f"{one.lie.name}: {one.problem}" for one in verdict.strikes if one.problem]
@@ -108,14 +109,6 @@ def _words(process: psutil.Process) -> str:
         return ""
 
 
-def _keep(here: RunContext) -> None:
-    """Keeps the files that explain a failure."""
-    kept = f"{here.folder}.kept"
-    os.makedirs(kept)
-    os.system(f"cp -r {here.run} {here.folder}/host.log {kept}/ 2>/dev/null")
-    print(f"kept for a closer look: {kept}")
-
-
 def _show(trials: Sequence[Trial], invariants: Sequence[Invariant]) -> None:
     print(f"\n{'fault':32}{'count':>6}{'noticed: median':>17}{'most':>7}{'well: median':>14}{'most':>7}  verdict")
     for kind in dict.fromkeys(trial.fault for trial in trials):
@@ -141,6 +134,9 @@ def main() -> int:
     parser.add_argument("--faults", type=int, default=25, help="how many (default: 25)")
     parser.add_argument("--seed", type=int, default=0, help="decides which fault comes when and where (default: 0)")
     parser.add_argument("--inference", type=Inference, default=Inference.worker, help="worker (default) or host")
+    parser.add_argument(
+        "--keys", type=int, default=0, help="so many kills of a trainer, its host and workers, and nothing else"
+    )
     parser.add_argument(
         "--lies", type=int, default=0, help="so many lies of one of three workers, without other faults"
     )
@@ -168,6 +164,11 @@ def main() -> int:
         broken = sum(bool(problems) for _, problems in costs)
         print(f"\n{len(costs)} lies of content in {time.monotonic() - started:.0f} s, {broken} FAILED")
         return int(broken > 0)
+    if options.keys:
+        invariants = [one for kind in VICTIMS for one in strike_keys(kind, options.keys // 2, options.seed)]
+        _show([], invariants)
+        print(f"\n{options.keys} kills in {time.monotonic() - started:.0f} s")
+        return int(any(one.broken for one in invariants))
     if options.lies:
         _, invariants = judge_by_lies(plan(list(LIES.values()), options.lies, options.seed))
         _show([], invariants)

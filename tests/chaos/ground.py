@@ -54,6 +54,8 @@ class Program:
 
     command: Sequence[str]
     settings: Sequence[str]
+    hydra: bool = False
+    """Whether it takes overrides of the command line though it does not train."""
 
     @property
     def is_run(self) -> bool:
@@ -126,7 +128,7 @@ class RunContext:
             *(f"{name}={value}" for name, value in self._limits.items()),
             *(f"save_path={self.run}", f"worker_run_path={self.folder}/env", f"worker_python={sys.executable}"),
             *([f"train_iterations={iterations}"] if self.program.is_run else ()),
-            f"worker_ips={_hydra(workers) if self.program.is_run else workers}",
+            f"worker_ips={_hydra(workers) if self.program.is_run or self.program.hydra else workers}",
         ]
         paths = os.pathsep.join([str(CLOCK), SOURCE, TESTS])
         ours = {"HOME": str(self.folder), "PYTHONPATH": paths, "CHAOS_CLOCK": str(self.clock), "OMP_NUM_THREADS": "1"}
@@ -138,6 +140,17 @@ class RunContext:
                 stdout=log,
                 stderr=log,
             )
+
+    @property
+    def is_down(self) -> bool:
+        return self._host is None or self._host.poll() is not None
+
+    def keep(self) -> None:
+        """Keeps the files that explain a failure."""
+        kept = f"{self.folder}.kept"
+        os.makedirs(kept)
+        os.system(f"cp -r {self.run} {self.folder}/*.log {self.folder}/notes {kept}/ 2>/dev/null")
+        print(f"kept for a closer look: {kept}")
 
     def kill_host(self) -> None:
         if self._host is not None:
