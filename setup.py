@@ -24,7 +24,7 @@ ATARI = ["ale-py>=0.10"]
 AUTOUI = ["transformers>=5.0"]
 JUDGE = ENDPOINT = ["httpx>=0.27"]
 VLM = ["transformers>=5.0", "peft>=0.18"]
-OPENENV = ["websockets>=15"]  # the client; the server is OpenEnv's, in whatever Python has it
+OPENENV = ["starlette>=0.45", "uvicorn>=0.34", "websockets>=15"]  # OpenEnv itself is in whatever Python has it
 RAY = ["ray>=2.40"]
 BRIDGES = ["rsl-rl-lib>=5.5,<6", "skrl>=2.1,<3", "stable-baselines3>=2.7"]
 HUB = ["huggingface_hub>=0.34"]
@@ -59,6 +59,7 @@ setup(
         "hydra-core>=1.3",
         "msgspec>=0.18.6",
         "numpy>=1.26",
+        "packaging>=23.0",
         "paramiko>=3.4",
         "pillow>=10.1",
         "psutil>=5.9",

@@ -59,3 +59,18 @@ def descriptors_left(count: int) -> Iterator[None]:
         yield
     finally:
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+
+
+def kill_a_worker_program(folder: str) -> None:
+    """Kills the program of one worker of the dry run in this folder, as soon as there is one."""
+
+    def program() -> psutil.Process | None:
+        for process in psutil.process_iter(["cmdline"]):
+            words = process.info["cmdline"] or []
+            if "digirl_dist.worker_program.program" in words and any(folder in word for word in words):
+                return process
+        return None
+
+    eventually(lambda: program() is not None, 20)
+    if (found := program()) is not None:
+        found.kill()

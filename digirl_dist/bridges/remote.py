@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any
+from typing import Any, TypeVar
 
 import msgspec
 
@@ -33,6 +33,9 @@ class _Reply(msgspec.Struct):
 
 
 _REPLIES = msgspec.msgpack.Decoder(_Reply)
+_FRAME_S = 60.0
+"""A frame that has begun comes within this time."""
+T = TypeVar("T")
 
 
 @dataclass(eq=False)
@@ -49,8 +52,12 @@ class Remote:
         threading.Thread(target=self._ping, name=f"ping-{self.name}", daemon=True).start()
 
     def send(self, request: str, asked: Any) -> None:
+        self.write({"do": request, "with": asked})
+
+    def write(self, content: Mapping[str, Any]) -> None:
+        """Sends a frame. Raises WorkerError."""
         with self._writing:
-            self.channel.write(write_frame({"do": request, "with": asked}))
+            self.channel.write(write_frame(content))
 
     def _ping(self) -> None:
         """Shows the program that its host is there, while nothing is asked of it."""
@@ -59,20 +66,24 @@ class Remote:
                 with self._writing:
                     self.channel.write(PING)
 
-    def answer(self, limit_s: float) -> bytes:
-        """Returns the results as MessagePack. Raises WorkerError if the worker is lost, EmulatorError for a failure."""
+    def frame(self, limit_s: float, kind: msgspec.msgpack.Decoder[T], most: int = MOST_BYTES) -> T:
+        """Returns the next frame. Raises WorkerError if the worker is lost, or sends anything else, or more bytes."""
         deadline = time.monotonic() + limit_s
         head = self.channel.read_exactly(4, limit_s)
         size = int.from_bytes(head, "big")
-        if len(head) < 4 or size > MOST_BYTES:
+        if len(head) < 4 or size > most:
             raise self.channel.ended() if len(head) < 4 else WorkerError(self.name, "it sends no frames of ours")
-        data = self.channel.read_exactly(size, max(1.0, deadline - time.monotonic()))
+        data = self.channel.read_exactly(size, max(1.0, min(_FRAME_S, deadline - time.monotonic())))
         try:
-            reply = _REPLIES.decode(data)
-            if reply.error is None and not bytes(reply.results):
-                raise ValueError("an empty answer")
+            return kind.decode(data)
         except (msgspec.DecodeError, ValueError, RecursionError) as error:
             raise WorkerError(self.name, f"it sends no frames of ours: {error}") from error
+
+    def answer(self, limit_s: float) -> bytes:
+        """Returns the results as MessagePack. Raises WorkerError if the worker is lost, EmulatorError for a failure."""
+        reply = self.frame(limit_s, _REPLIES)
+        if reply.error is None and not bytes(reply.results):
+            raise WorkerError(self.name, "it sends no frames of ours: an empty answer")
         if reply.error is not None:
             raise EmulatorError(f"an environment of worker {self.name} raised: {shortened(reply.error)}")
         return bytes(reply.results)
@@ -91,9 +102,9 @@ class Machine:
     connection: Connection
     python: tuple[str, ...]
 
-    def start(self, hosted: bytes) -> Remote:
-        """Starts a program with what the packed callable makes. Raises WorkerError."""
-        channel = self.connection.open([*self.python, "-m", "digirl_dist.worker_program.environments"])
+    def start(self, hosted: bytes, program: str = "environments") -> Remote:
+        """Starts a program of ``worker_program`` with what the packed callable makes. Raises WorkerError."""
+        channel = self.connection.open([*self.python, "-m", f"digirl_dist.worker_program.{program}"])
         channel.write(write_frame({"hosted": hosted}))
         return Remote(self.name, channel)
 

@@ -15,7 +15,7 @@ import time
 from collections import deque
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -183,11 +183,16 @@ class OpenEnvServer:
 
 
 class HostedServer(OpenEnvServer):
-    """One that a program on a worker has for its host (``worker_program.environments``)."""
+    """One that a program on a worker has for its host (``worker_program.sessions``)."""
 
-    def answer(self, request: str, messages: Sequence[str]) -> list[str]:
-        """Returns the answer to each message; ``request`` is always ``say``."""
-        return [self.ask(message) for message in messages]
+    def __init__(self, spec: ServerSpec, limit_s: float, variables: Mapping[str, str]) -> None:
+        """``limit_s``: for one answer. ``variables`` are added to those of the spec. Raises EmulatorError."""
+        super().__init__(replace(spec, variables={**spec.variables, **variables}))
+        self._limit_s = limit_s
+
+    def say(self, message: str) -> str:
+        """Returns the answer to a message. Raises EmulatorError."""
+        return self.ask(message, self._limit_s)
 
 
 class _UnixHttp(http.client.HTTPConnection):

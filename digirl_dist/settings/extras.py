@@ -1,17 +1,37 @@
-"""The optional parts of the package, where one of them is missing."""
+"""The optional parts of the package, where one of them is missing or does not fit."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from importlib import metadata
 
 from digirl_dist.errors import SettingsError
 
 
 @contextmanager
 def extra_needed(chosen: str, packages: str, extra: str) -> Iterator[None]:
-    """Imports that need an extra. Raises SettingsError with its installation in place of their ImportError."""
+    """Imports that need an extra. Raises SettingsError with its installation in place of their ImportError, and for a
+    package of another version than the extra names."""
+    remedy = f"pip install 'digirl_dist[{extra}]'"
+    if misfit := _misfit(extra):
+        raise SettingsError(f"{chosen} needs {misfit}: {remedy}")
     try:
         yield
     except ImportError as error:
-        raise SettingsError(f"{chosen} needs {packages}: pip install 'digirl_dist[{extra}]' ({error})") from error
+        raise SettingsError(f"{chosen} needs {packages}: {remedy} ({error})") from error
+
+
+def _misfit(extra: str) -> str:
+    """Returns which package another version is wanted of; empty if there is none, or this one is not installed."""
+    from packaging.requirements import Requirement
+
+    with suppress(metadata.PackageNotFoundError):
+        for wanted in map(Requirement, metadata.requires("digirl_dist") or ()):
+            if wanted.marker is None or not wanted.marker.evaluate({"extra": extra}):
+                continue
+            with suppress(metadata.PackageNotFoundError):
+                found = metadata.version(wanted.name)
+                if not wanted.specifier.contains(found, prereleases=True):
+                    return f"{wanted.name}{wanted.specifier}, and {found} is installed"
+    return ""

@@ -19,7 +19,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from copy import deepcopy
 from functools import partial
-from typing import Any
+from typing import Any, BinaryIO
 
 import gymnasium
 import msgspec
@@ -228,11 +228,17 @@ def main() -> int:
     return guarded(_serve, None)
 
 
-def _serve() -> None:
+def standard_frames() -> tuple[BinaryIO, queue.SimpleQueue[Any]]:
+    """Returns stdout for frames, and the contents of those that come on stdin; None is their end."""
     answers = os.fdopen(os.dup(1), "wb", buffering=0)
     os.dup2(2, 1)  # what environments print must not come between frames
     requests: queue.SimpleQueue[Any] = queue.SimpleQueue()
     threading.Thread(target=_read_requests, args=[requests], daemon=True).start()
+    return answers, requests
+
+
+def _serve() -> None:
+    answers, requests = standard_frames()
     hosted: Any = None
     failure = ""
     try:

@@ -6,7 +6,7 @@ import json
 import signal
 import urllib.request
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 from urllib.error import HTTPError
@@ -17,13 +17,18 @@ from process_watch import command_line, descendants_with, eventually
 from websockets.exceptions import ConnectionClosed
 from websockets.sync.client import ClientConnection, connect
 
-from digirl_dist.bridges.openenv import SshProvider, _digest, _Session, openenv_fleet
-from digirl_dist.errors import SettingsError, WorkerError
+from digirl_dist.bridges.conversation import _digest
+from digirl_dist.bridges.openenv import SshProvider, openenv_fleet
+from digirl_dist.bridges.task_api import TaskApi
+from digirl_dist.errors import SettingsError
+from digirl_dist.tasks import Task
 
 pytestmark = pytest.mark.system
 
 TESTS = Path(__file__).resolve().parent.parent
 FLEET = ["dry_run=true", "emulator=openenv", "emulator.app=openenv_site:app", f"emulator.project={TESTS}"]
+PHONE = ["dry_run=true", "emulator=phone", "max_steps=3"]
+TAP = {"type": "tap", "x": 0.5, "y": 0.5}
 
 
 @contextmanager
@@ -54,9 +59,8 @@ def test_an_episode_goes_on_elsewhere_when_its_worker_dies_and_nobody_else_gets_
     with openenv_fleet(FLEET) as fleet:
         first, second = fleet.provider(), fleet.provider()
         with client(first) as one, client(second) as other:
-            assert sorted(fleet.workers.values()) == [1, 1]
             seen = [ask(each, "reset", seed=7)["data"]["observation"] for each in (one, other)]
-            assert seen[0]["latest"] == seen[1]["latest"]
+            assert seen[0]["latest"] == seen[1]["latest"] and sorted(fleet.workers.values()) == [1, 1]
             assert right(one) == right(other)
             victim = ssh_server("localhost-0")
             victim.send_signal(signal.SIGKILL)
@@ -86,7 +90,7 @@ def test_a_message_that_kills_every_server_ends_in_an_error_and_a_reset_begins_a
     with openenv_fleet(overrides) as fleet, client(fleet.provider()) as socket:
         begun = ask(socket, "reset")["data"]["observation"]["latest"]
         told = ask(socket, "step", direction="left", length=1, note="die")["data"]
-        assert told["code"] == "SESSION_ERROR" and "given up after 2 servers were lost" in told["message"]
+        assert told["code"] == "SESSION_ERROR" and "given up after 2 environments were lost" in told["message"]
         assert "broke off a session" in told["message"]
         assert right(socket) == [begun[0] + 1, 1], "what was answered before counts"
         again = [ask(socket, "reset")["data"]["observation"]["place"] for _ in range(8)]
@@ -97,11 +101,10 @@ def test_a_message_that_kills_every_server_ends_in_an_error_and_a_reset_begins_a
 
 def test_what_an_episode_was_told_takes_little_memory_however_long_its_answers_are() -> None:
     with openenv_fleet([*FLEET, "dry_run_workers=1"]) as fleet:
-        session = _Session(fleet, provider := fleet.provider())
-        provider.start()
-        answers = [session.answer('{"type": "reset"}'), *(session.answer('{"type": "state"}') for _ in range(2))]
-        assert all(answers) and sum(len(text) for told in session._told for text in told) < 100
-        session.lose(None)
+        talk = fleet.converse()
+        answers = [talk.answer('{"type": "reset"}'), *(talk.answer('{"type": "state"}') for _ in range(2))]
+        assert all(answers) and sum(len(text) for told in talk._told for text in told) < 100
+        talk.close()
 
 
 @pytest.mark.unit
@@ -112,14 +115,86 @@ def test_an_answer_is_the_same_whatever_its_metadata_and_order() -> None:
     assert _digest("[" * 99_999) != _digest("no JSON")
 
 
-def test_a_fleet_whose_last_worker_is_lost_before_its_first_server_says_why() -> None:
-    with openenv_fleet([*FLEET, "dry_run_workers=1"]) as fleet:
+def test_a_fleet_whose_last_worker_is_lost_says_why_and_a_provider_refuses_what_it_cannot_do() -> None:
+    with openenv_fleet([*PHONE, "dry_run_workers=1"]) as fleet:
+        with pytest.raises(SettingsError, match="leave out port"):
+            fleet.provider().start(port=8000)
+        with pytest.raises(SettingsError, match="env_vars are for emulator=openenv"):
+            fleet.provider().start(env_vars={"A": "b"})
         ssh_server("localhost-0").send_signal(signal.SIGKILL)
-        eventually(lambda: not next(iter(fleet._machines.values())).connection.answers(), 60, "the loss of the link")
-        with pytest.raises(WorkerError, match="no worker is left: .*localhost-0"):
-            client(fleet.provider()).__enter__()
+        eventually(lambda: not next(iter(fleet._sessions._machines.values())).connection.answers(), 60, "the loss")
+        with client(fleet.provider()) as socket:
+            told = ask(socket, "reset")["data"]
+        assert told["code"] == "SESSION_ERROR" and "no worker is left" in told["message"]
+        assert "localhost-0" in told["message"]
 
 
-def test_other_emulators_are_refused() -> None:
-    with pytest.raises(SettingsError, match="has emulator=openenv, not phone"), openenv_fleet(["dry_run=true"]):
-        pass
+def query(address: str, path: str, **arguments: Any) -> Any:
+    body = None if path == "splits" else json.dumps(arguments).encode()
+    request = urllib.request.Request(f"{address}/phone/{path}", body, {"Content-Type": "application/json"})
+    return json.loads(urllib.request.urlopen(request).read())
+
+
+def test_an_emulator_of_ours_is_an_openenv_environment_with_its_tasks_and_outlives_its_worker() -> None:
+    with openenv_fleet(PHONE) as fleet, client(provider := fleet.provider()) as one, client(fleet.provider()) as other:
+        address = provider.start()
+        assert query(address, "splits") == [{"name": split, "type": split} for split in ("train", "test")]
+        count = query(address, "num_tasks", split="test")["num_tasks"]
+        tasks = query(address, "tasks", split="test")["tasks"]
+        assert count == len(tasks) > 1 and tasks[1] == query(address, "task", split="test", index=1)["task"]
+        assert tasks[1:2] == query(address, "task_range", split="test", start=1, stop=2)["tasks"]
+        for wrong in ({"split": "night"}, {"split": "test", "index": count}, {"split": "test", "index": True}, {}):
+            with pytest.raises(HTTPError, match="400"):
+                query(address, "task", **wrong)
+        seen = [ask(each, "reset", split="test", index=1, seed=3)["data"]["observation"] for each in (one, other)]
+        assert seen[0] == seen[1] and seen[0]["text"] == tasks[1]["instruction"] and seen[0]["image"]
+        assert sorted(fleet.workers.values()) == [1, 1]
+        taps = [ask(each, "step", **TAP) for each in (one, other)]
+        ssh_server("localhost-0").send_signal(signal.SIGKILL)
+        taps += [ask(each, "step", **TAP) for each in (one, other)]
+        assert taps[2] == taps[3] and not taps[2]["data"]["done"]
+        assert len(fleet.moved) == 1 and fleet.workers == {"localhost-1": 2}
+        wrong_action = ask(one, "step", type="tap", x=2.0, y=0.5)
+        assert wrong_action["data"]["code"] == "VALIDATION_ERROR" and "must lie in [0, 1]" in str(wrong_action)
+        last = ask(one, "step", **TAP, metadata={})["data"]
+        assert last["done"] and last["observation"]["truncated"] and not last["observation"]["success"]
+        assert ask(one, "step", **TAP)["data"]["code"] == "EXECUTION_ERROR"
+        assert ask(one, "state")["data"]["step_count"] == 3
+
+
+@pytest.mark.parametrize(
+    ("reset", "told"),
+    [
+        ({"index": 10**6}, "has tasks 0 to"),
+        ({"split": "night"}, "there is no split 'night'; there are train, test"),
+        ({"task_id": "nothing"}, "has no task 'nothing'"),
+        ({"seed": "x"}, "is no whole number"),
+        ({"seed": -1}, "is no whole number"),
+        ({"seed": 2**40}, "is no whole number"),
+    ],
+)
+@pytest.mark.unit
+def test_a_reset_that_names_no_task_is_refused_in_one_line(reset: dict[str, Any], told: str) -> None:
+    tasks = TaskApi({"train": [Task("a"), Task("b")], "test": [Task("c")]})
+    with pytest.raises(ValueError, match=told) as refused:
+        tasks.begin({"seed": 1, **reset})
+    assert "\n" not in str(refused.value)
+    assert (
+        tasks.begin({"seed": 3})["task"]["id"] == "b" and tasks.begin({"seed": 0, "task_id": "b"})["task"]["id"] == "b"
+    )
+
+
+@pytest.mark.nightly
+def test_sixty_four_sessions_of_one_worker_act_at_once() -> None:
+    with openenv_fleet([*PHONE, "dry_run_workers=1", "limits.boot_s=900"]) as fleet, ExitStack() as stack:
+        address = fleet.provider().start().replace("http", "ws", 1)
+        sockets = [stack.enter_context(connect(f"{address}/ws", open_timeout=60)) for _ in range(64)]
+        for place, socket in enumerate(sockets):
+            socket.send(json.dumps({"type": "reset", "data": {"seed": place % 2}}))
+        first = [json.loads(socket.recv(900))["data"]["observation"]["text"] for socket in sockets]
+        assert fleet.workers == {"localhost-0": 64} and not fleet.moved
+        assert len(set(first[::2])) == len(set(first[1::2])) == 1
+        for socket in sockets:
+            socket.send(json.dumps({"type": "step", "data": TAP}))
+        assert all(json.loads(socket.recv(300))["type"] == "observation" for socket in sockets)
+    eventually(lambda: not descendants_with("digirl_dist.rollout.emulator_process"), 60, "the end of the emulators")
