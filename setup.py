@@ -25,6 +25,7 @@ AUTOUI = ["transformers>=5.0"]
 JUDGE = ENDPOINT = ["httpx>=0.27"]
 VLM = ["transformers>=5.0", "peft>=0.18"]
 OPENENV = ["starlette>=0.45", "uvicorn>=0.34", "websockets>=15"]  # OpenEnv itself is in whatever Python has it
+TRL = ["kernels>=0.17; python_version>='3.11'", "trl>=1.16,<1.18; python_version>='3.11'"]
 RAY = ["ray>=2.40"]
 BRIDGES = ["rsl-rl-lib>=5.5,<6", "skrl>=2.1,<3", "stable-baselines3>=2.7"]
 HUB = ["huggingface_hub>=0.34"]
@@ -87,6 +88,7 @@ setup(
         "ray": RAY,
         "serve": SERVE,
         "trackio": TRACKIO,
+        "trl": TRL,
         "view": VIEW,
         "vlm": VLM,
         "wandb": WANDB,
@@ -106,6 +108,7 @@ setup(
             *OPENENV,
             *RAY,
             *SERVE,
+            *TRL,
             *VIEW,
             *VLM,
             *WANDB,
