@@ -30,6 +30,9 @@ SPEC = EmulatorSpec(DeviceActions(("tap", "type", "enter", "swipe")), image_size
 MAX_STEPS = 6
 """Longest episode, unless the user says otherwise."""
 
+_FULL = 1 - 1e-6
+"""Rewards from here on are full: some pages add up parts of 1."""
+
 _WINDOW = (500, 320)
 """The package's window: menus and dialogs find the same room as in its own environments."""
 
@@ -41,10 +44,18 @@ const [seed, mode, ring] = arguments;
 const style = document.createElement('style');
 style.textContent = '#sync-task-cover {display: none !important}' +
     '* {transition: none !important; animation: none !important; caret-color: transparent !important}' +
+    'select:not([multiple]), ::picker(select) {appearance: base-select; font-size: 10px}' +
+    '::picker(select) {max-height: 150px; overflow: auto}' +
+    'select:not([multiple]) option {padding: 0 2px; min-block-size: 14px}' +
+    '::-webkit-calendar-picker-indicator {display: none !important}' +
     (ring ? `:focus {outline: ${ring}px solid #06f !important}` : '');
 document.head.append(style);
 if (window.jQuery) jQuery.fx.off = true;
 core.setDataMode(mode);
+addEventListener('keydown', event => {
+    const opens = [' ', 'Enter', 'F4'].includes(event.key) && ['date', 'time'].includes(event.target.type);
+    if (opens) event.preventDefault();
+}, true);
 Math.seedrandom(seed);
 core.startEpisodeReal();
 clearTimeout(core.EP_TIMER);
@@ -52,17 +63,20 @@ window.episodeBegan = true;
 """
 """Starts the episode. A step shows its whole effect at once (no animations), and the page's time limit of some
 seconds is off: how fast the policy answers must not decide about success. The cover that a page lays over itself at
-the end would hide the last observation. What has the focus has a ring: a click on a button would leave no trace."""
+the end would hide the last observation. What has the focus has a ring: a click on a button would leave no trace.
+Lists open within the page and calendars not at all: a window of its own, in which a browser shows them otherwise, is on
+no screenshot, and a headless shell draws no frame as long as it is open."""
 
 _STATE = """
 const images = Promise.all([...document.images].map(image => image.decode().catch(() => null)));
 const drawn = () => new Promise(next => requestAnimationFrame(() => setTimeout(next)));
+const said = () => [core.getUtterance()].map(found => found.utterance ?? found)[0];
 return images.then(drawn).then(() => window.episodeBegan
-    ? {ended: WOB_DONE_GLOBAL, reward: WOB_RAW_REWARD_GLOBAL, utterance: core.getUtterance()}
+    ? {ended: WOB_DONE_GLOBAL, reward: WOB_RAW_REWARD_GLOBAL, utterance: said()}
     : null);
 """
 """What the page says about itself, once its images are there and a frame with all changes was drawn, which the next
-screenshot then shows; null when it is no longer the page of the episode."""
+screenshot then shows; null when it is no longer the page of the episode. Some pages' utterances come with fields."""
 
 _SCROLL = """
 const [x, y, dx, dy] = arguments;
@@ -82,9 +96,9 @@ return false;
 class MiniwobEmulator:
     """One browser, reused over episodes and tasks. Fulfils ``Emulator``.
 
-    Observations are the task's 160 x 210 pixels as PNG and its instruction as text. The reward is 1.0 when the page
-    calls the episode a success (its raw reward, without the discount for time, is above 0) and 0.0 otherwise, so
-    partly right answers of the few pages that grade them count as success.
+    Observations are the task's 160 x 210 pixels as PNG and its instruction as text. The reward is the page's own,
+    without its discount for time and not below 0; some pages grade answers that are partly right. Only the full
+    reward, 1.0, is a success.
 
     ``tap`` clicks, ``type`` presses keys in the focused field, ``swipe`` scrolls where something under its start can
     scroll that way and drags otherwise, ``back``, ``home`` and ``wait`` do nothing, ``done`` and ``impossible`` give
@@ -129,11 +143,12 @@ class MiniwobEmulator:
             text = self._last.text if state is None else state["utterance"]
             self._last = Observation(text, _task_part(page.screenshot()))
         ended = state is None or state["ended"]
-        success = state is not None and state["ended"] and state["reward"] > 0
+        reward = min(1.0, max(0.0, state["reward"])) if state is not None and state["ended"] else 0.0
+        success = reward >= _FULL
         missed = state is not None and ended and not success
         said = self._clicked.instruction(text, clicked) if missed and clicked else None
         achieved = [{"instruction": said}] if said else []
-        return Transition(self._last, float(success), terminated=ended, success=success, achieved=achieved)
+        return Transition(self._last, reward, terminated=ended, success=success, achieved=achieved)
 
     def _under(self, action: DeviceAction) -> Clicked | None:
         """What a tap is about to click."""

@@ -549,3 +549,47 @@ def test_the_box_of_a_label_that_is_partly_covered_is_where_it_can_be_touched(
     ask(emulator, COVER, 0)
     emulator.step({"type": "wait"})
     assert [label.name for label in emulator.labels()] == ["TWO"], "all of ONE is covered"
+
+
+# --- rewards, and pages that were out of reach ------------------------------------------------------------------------
+
+
+def test_only_the_full_reward_of_a_graded_page_is_a_success(emulator: MiniwobEmulator) -> None:
+    """Pushing Submit at once "won" this page, whose answers are graded."""
+    seen = emulator.reset(Task("use-colorwheel"), seed=3)
+    partly = tap(emulator, "#subbtn")
+    assert 0.0 < partly.reward < 1.0 and partly.terminated and not partly.success
+    emulator.reset(Task("use-colorwheel"), seed=3)
+    colour = seen.text.split()[1]
+    ask(emulator, "document.querySelector('#col').value = ui_utils.colorNameToHex(arguments[0]).slice(1)", colour)
+    assert (found := tap(emulator, "#subbtn")).success and found.reward == 1.0
+
+
+@pytest.mark.parametrize("page", ["email-inbox-nl-turk", "email-inbox-forward-nl", "email-inbox-forward-nl-turk"])
+def test_pages_whose_utterance_comes_with_fields_start(page: str, emulator: MiniwobEmulator) -> None:
+    text = emulator.reset(miniwob_tasks(page)[0], seed=1).text
+    assert isinstance(text, str) and len(text.split()) > 2
+
+
+def test_a_list_opens_within_the_page_where_it_is_seen_and_touched(emulator: MiniwobEmulator) -> None:
+    """A headless shell drew no frame any more while a list had opened in a window of its own."""
+    for seed in range(3):
+        closed = emulator.reset(Task("choose-list"), seed)
+        opened = tap(emulator, "#options").observation
+        assert (pixels(opened) != pixels(closed)).any(axis=2).sum() > 1000
+        wanted = closed.text.removeprefix("Select ").removesuffix(" from the list and click Submit.")
+        script = "[...document.querySelectorAll('option')].find(o => o.textContent == arguments[0]).id = 'wanted'"
+        ask(emulator, script, wanted)
+        assert not tap(emulator, "#wanted").ended
+        assert tap(emulator, "button").success
+
+
+@pytest.mark.parametrize(("page", "keys"), [("enter-date", "05/04/2013"), ("enter-time", "0412PM")])
+def test_dates_and_times_are_typed_and_open_no_window(page: str, keys: str, emulator: MiniwobEmulator) -> None:
+    text = emulator.reset(Task(page), seed=3).text
+    x, y = ask(emulator, "const box = tt.getBoundingClientRect(); return [box.left + 8, box.top + box.height / 2]")
+    for key in (" ", "\n", keys):
+        assert not emulator.step({"type": "tap", "x": x / WIDTH, "y": y / HEIGHT}).ended
+        assert not emulator.step({"type": "type", "text": key}).ended
+    assert ask(emulator, "return tt.value") in ("2013-05-04", "16:12")
+    assert emulator.reset(Task(page), seed=3).text == text
