@@ -17,7 +17,7 @@ from digirl_dist.fleet.conduct import Conduct
 from digirl_dist.fleet.holdings import Holdings
 from digirl_dist.fleet.outgoing import Blob, PublishedPolicy
 from digirl_dist.fleet.spec import Job, Spec
-from digirl_dist.fleet.worker_events import ClaimsRefused, LeasesLost, PolicyLoaded, Said, Told, WorkerEvent
+from digirl_dist.fleet.worker_events import ClaimsRefused, LeasesLost, PolicyLoaded, Said, WorkerEvent
 from digirl_dist.inference.requests import InferenceFailure, InferenceReply, InferenceRequest
 from digirl_dist.protocol.messages import (
     MOST_BYTES,
@@ -43,7 +43,7 @@ from digirl_dist.protocol.messages import (
     SlotChanged,
     SlotSeconds,
     Stop,
-    UnknownFile,
+    Told,
     WorkerMessage,
     Working,
 )
@@ -238,14 +238,14 @@ class Session:
                 self._say(message)
             case SlotChanged() | SlotSeconds() if self._working:
                 self._say(message)
-            case UnknownFile():
-                self._say(message)
             case Heartbeat():
                 self._compare(message, now)
             case Broken(during, reason):
                 raise self._broken(during, reason)
             case Acting() | EpisodeFailed() | SlotChanged() | SlotSeconds():
                 pass  # a ticket that was dropped meanwhile, or what a former host asked for
+            case _:
+                self._say(message)
 
     def _say(self, message: Told) -> None:
         self._rim.tell(Said(self._spec.name, message))

@@ -10,23 +10,9 @@ from pathlib import Path
 
 from digirl_dist.errors import WorkerError
 from digirl_dist.fleet.ledger import Ledger
-from digirl_dist.protocol.messages import (
-    Acting,
-    EpisodeFailed,
-    EpisodeManifest,
-    EpisodeReady,
-    Heartbeat,
-    Ready,
-    SlotChanged,
-    SlotSeconds,
-    UnknownFile,
-    Working,
-)
+from digirl_dist.protocol.messages import EpisodeManifest, Heartbeat, Told
 from digirl_dist.tasks import Key
 from digirl_dist.trajectory import Trajectory
-
-Told = Ready | Working | Acting | EpisodeReady | UnknownFile | EpisodeFailed | SlotChanged | SlotSeconds | Heartbeat
-"""Messages that the collector hears of."""
 
 
 @dataclass(frozen=True)

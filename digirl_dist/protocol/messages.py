@@ -392,6 +392,9 @@ WorkerMessage = (
 )
 """What a worker program says."""
 
+Told = Ready | Working | Acting | EpisodeReady | UnknownFile | EpisodeFailed | SlotChanged | SlotSeconds | Heartbeat
+"""What the collector hears of it: the session acts on the rest itself."""
+
 T = TypeVar("T")
 _ENCODER = msgspec.json.Encoder()
 _HOST: msgspec.json.Decoder[HostMessage] = msgspec.json.Decoder(HostMessage)

@@ -67,9 +67,11 @@ class _Done(msgspec.Struct, array_like=True, frozen=True, gc=False):
     policy_version: Natural | None = None
 
 
-class _Origin(msgspec.Struct, array_like=True, frozen=True):
+class Origin(msgspec.Struct, array_like=True, frozen=True):
+    """What an episode's file says once, and Parquet in each row of the episode. A new field needs a default."""
+
     iteration: Natural
-    index: Natural
+    ticket: Natural
     purpose: Purpose
     task: str
     instruction: str
@@ -80,6 +82,30 @@ class _Origin(msgspec.Struct, array_like=True, frozen=True):
     slot: Natural
     success: bool
     params: str = "{}"
+
+    @classmethod
+    def of(cls, episode: Trajectory) -> Origin:
+        ticket, task = episode.ticket, episode.ticket.task
+        return cls(
+            ticket.iteration,
+            ticket.index,
+            ticket.purpose,
+            task.id,
+            task.instruction,
+            ticket.seed,
+            ticket.policy_version,
+            episode.episode_id,
+            episode.worker,
+            episode.slot,
+            bool(episode.success),
+            json.dumps(task.params),
+        )
+
+    def trajectory(self, steps: Sequence[Step], final: Observation) -> Trajectory:
+        """Raises TrajectoryError, or ValueError, for params that are no JSON object."""
+        task = Task(self.task, self.instruction, params_of(self.params))
+        ticket = Ticket(self.iteration, self.ticket, task, self.seed, self.policy_version, purpose=self.purpose)
+        return Trajectory(ticket, self.episode_id, self.worker, self.slot, steps, final, self.success)
 
 
 class _File(msgspec.Struct, array_like=True, frozen=True):
@@ -97,7 +123,7 @@ def _decoder(most_steps: int) -> msgspec.msgpack.Decoder[Any]:
     rows = msgspec.defstruct(
         "_Rows",
         [
-            ("origin", _Origin),
+            ("origin", Origin),
             ("steps", Annotated[list[_Done], Meta(min_length=1, max_length=most_steps)]),
             ("seen", Annotated[list[_Seen], Meta(max_length=most_steps + 1)]),
             ("texts", Annotated[list[_Text], Meta(max_length=most_steps + 1)]),
@@ -126,7 +152,7 @@ def encode(episode: Trajectory) -> bytes:
             _Seen(line, _vector(one), None if one.image is None else next(screen))
             for one, line in zip(seen, lines, strict=True)
         ]
-        origin, done = _origin(episode), [_done(step) for step in episode.steps]
+        origin, done = Origin.of(episode), [_done(step) for step in episode.steps]
         rows = _encode([origin, done, shown, texts])
     except (UnicodeEncodeError, TypeError, ValueError, RecursionError) as error:
         raise TrajectoryError(f"something in it cannot be stored: {error}") from error
@@ -167,12 +193,9 @@ def _decoded(data: bytes, most_steps: int) -> tuple[Trajectory, int]:
     texts = _decoded_texts(rows.texts, said, size)
     *seen, final = (_observation(one, texts, file.images) for one in rows.seen)
     steps = [_step(one, done) for one, done in zip(seen, rows.steps, strict=True)]
-    told = rows.origin
-    task = Task(told.task, told.instruction, params_of(told.params))
-    ticket = Ticket(told.iteration, told.index, task, told.seed, told.policy_version, purpose=told.purpose)
     memory = said + sum(map(sys.getsizeof, texts)) + sum(map(len, file.images)) + _STEP_BYTES * len(steps)
     memory += sum(len(one.vector) for one in rows.seen if one.vector is not None)
-    return Trajectory(ticket, told.episode_id, told.worker, told.slot, steps, final, told.success), memory
+    return rows.origin.trajectory(steps, final), memory
 
 
 def _unpacked(packed: bytes, most: int) -> bytes:
@@ -216,24 +239,6 @@ def _value_bytes(said: str) -> int:
 def _refuse_size(what: str, memory: int, size: int) -> None:
     if memory > most_memory(size):
         raise TrajectoryError(f"{what} to {memory} bytes; at most {most_memory(size)} are allowed for a file of {size}")
-
-
-def _origin(episode: Trajectory) -> _Origin:
-    ticket = episode.ticket
-    return _Origin(
-        ticket.iteration,
-        ticket.index,
-        ticket.purpose,
-        ticket.task.id,
-        ticket.task.instruction,
-        ticket.seed,
-        ticket.policy_version,
-        episode.episode_id,
-        episode.worker,
-        episode.slot,
-        bool(episode.success),
-        json.dumps(ticket.task.params),
-    )
 
 
 def _places(shown: Iterable[bytes]) -> tuple[list[int], list[bytes]]:

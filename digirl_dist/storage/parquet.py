@@ -9,17 +9,18 @@ from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from itertools import chain, pairwise
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any, cast
 
+import msgspec
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
+from msgspec.inspect import BoolType, FloatType, IntType, StrType, StructType, type_info
 
 from digirl_dist.errors import TrajectoryError
 from digirl_dist.settings import regular_file
 from digirl_dist.storage import atomic_files, parquet_bounds
-from digirl_dist.storage.episode_file import goals, params_of
-from digirl_dist.tasks import Purpose, Task, Ticket
+from digirl_dist.storage.episode_file import Origin, goals
 from digirl_dist.trajectory import Observation, Step, Trajectory
 
 _PICTURE = pa.struct([("bytes", pa.binary()), ("path", pa.string())])
@@ -28,7 +29,7 @@ _VECTOR = pa.list_(pa.float32())
 _TOKENS = pa.list_(pa.int32())
 _SEEN = (("text", pa.string()), ("image", _PICTURE), ("vector", _VECTOR))
 """The parts of an observation."""
-_COLUMNS: list[tuple[str, pa.DataType]] = [
+_FIRST: list[tuple[str, pa.DataType]] = [
     ("iteration", pa.int32()),
     ("ticket", pa.int32()),
     ("episode_id", pa.string()),
@@ -55,6 +56,16 @@ _COLUMNS: list[tuple[str, pa.DataType]] = [
     ("prompt_tokens", _TOKENS),
     ("step_policy_version", pa.int64()),
 ]
+_TYPES = {IntType: pa.int64(), FloatType: pa.float64(), StrType: pa.string(), BoolType: pa.bool_()}
+_COLUMNS = [
+    *_FIRST,
+    *(
+        (field.name, _TYPES[type(field.type)])
+        for field in cast(StructType, type_info(Origin)).fields
+        if field.name not in dict(_FIRST)
+    ),
+]
+"""What else an episode's origin has gets a column behind the first ones, of its type."""
 
 
 def _feature(kind: pa.DataType) -> dict[str, Any]:
@@ -73,10 +84,9 @@ except in the last row."""
 
 _MAY_BE_NULL = ("image", "vector", "final_text", "final_image", "final_vector", "log_prob", "step_policy_version")
 """An unknown log-probability is NaN, which some libraries store as null."""
-_OF_THE_EPISODE = frozenset(
-    ("iteration", "ticket", "worker", "slot", "purpose", "policy_version", "task", "seed", "success", "params")
-)
+_OF_THE_EPISODE = frozenset(Origin.__struct_fields__) - {"instruction"}
 _OF_OBSERVATIONS = frozenset(f"{prefix}{name}" for prefix in ("", "final_") for name, _ in _SEEN)
+_UNREADABLE = (msgspec.MsgspecError, ValueError, TypeError, KeyError, RecursionError)
 _LONGEST_REASON = 500
 _STREAMED_ROWS = 64
 _GROUP_BYTES = 32 << 20
@@ -98,21 +108,7 @@ few screenshots: its size is looked at once per batch."""
 def to_table(trajectory: Trajectory) -> pa.Table:
     """Returns one row per step, in order."""
     last = len(trajectory.steps) - 1
-    ticket = trajectory.ticket
-    episode = {
-        "iteration": ticket.iteration,
-        "ticket": ticket.index,
-        "episode_id": trajectory.episode_id,
-        "worker": trajectory.worker,
-        "slot": trajectory.slot,
-        "purpose": ticket.purpose,
-        "policy_version": ticket.policy_version,
-        "task": ticket.task.id,
-        "instruction": ticket.task.instruction,
-        "seed": ticket.seed,
-        "success": trajectory.success,
-        "params": json.dumps(ticket.task.params),
-    }
+    episode = msgspec.structs.asdict(Origin.of(trajectory))
     rows = [
         {
             **episode,
@@ -153,7 +149,7 @@ def _episodes(schema: pa.Schema, batches: Iterable[pa.RecordBatch]) -> list[Traj
             for row in _rows(batch, once):
                 episodes.setdefault(row["episode_id"], []).append(row)
         return [_trajectory(rows) for rows in episodes.values()]
-    except (ValueError, TypeError, KeyError, RecursionError) as error:
+    except _UNREADABLE as error:
         raise TrajectoryError(f"a row is not one of a trajectory: {error}") from error
 
 
@@ -241,7 +237,7 @@ def opened(
 def _refusals(path: Path | pa.BufferReader, what: str = "a trajectory file") -> Iterator[None]:
     try:
         yield
-    except (pa.ArrowException, OSError, ValueError, TypeError, KeyError, RecursionError, TrajectoryError) as error:
+    except (*_UNREADABLE, OSError, pa.ArrowException, TrajectoryError) as error:
         raise TrajectoryError(f"{path} is not {what}: {str(error)[:_LONGEST_REASON]}") from error
 
 
@@ -294,22 +290,8 @@ def _trajectory(rows: Sequence[dict[str, Any]]) -> Trajectory:
             raise TrajectoryError(f"episode {first['episode_id']} has rows with different values of {name}")
     if any(row["final_observation"] is not None for row in rows[:-1]):
         raise TrajectoryError(f"episode {first['episode_id']} has a final observation before its last row")
-    return Trajectory(
-        ticket=_ticket(first),
-        episode_id=first["episode_id"],
-        worker=first["worker"],
-        slot=first["slot"],
-        steps=[_step(row) for row in rows],
-        final_observation=last["final_observation"],
-        success=first["success"],
-    )
-
-
-def _ticket(row: dict[str, Any]) -> Ticket:
-    if (purpose := row["purpose"]) not in get_args(Purpose):
-        raise TrajectoryError(f"the purpose of an episode is {purpose!r}")
-    task = Task(row["task"], row["instruction"], params_of(row["params"]))
-    return Ticket(row["iteration"], row["ticket"], task, row["seed"], row["policy_version"], purpose=purpose)
+    origin = msgspec.convert([first[name] for name in Origin.__struct_fields__], Origin)
+    return origin.trajectory([_step(row) for row in rows], last["final_observation"])
 
 
 def _step(row: dict[str, Any]) -> Step:
