@@ -108,7 +108,10 @@ def _pull(address: Address, source: Path, episodes: Sequence[tuple[Ticket, Episo
     """What the host does with each episode, on a connection that stands."""
     command = [*this_python(None), "-m", "digirl_dist.worker_program.courier", "--folder", str(source)]
     events: queue.SimpleQueue[WorkerEvent] = queue.SimpleQueue()
-    with connect(address, SshSettings()) as connection, CourierClient(connection, command, SshSettings()) as courier:
+    with (
+        connect(address, SshSettings()) as connection,
+        CourierClient(connection.open(command), SshSettings()) as courier,
+    ):
         list(courier.get_many([Get("none", store.incoming(Round(1), "none"), "", 0)]))  # it has started
         files, limits = CourierFiles(courier), (EpisodeGuard(), Shares(), Ledger(), 0.0)
         transfers = Transfers(files, "w0", events.put, lambda error: events.put(Lost("w0", error)), *limits)

@@ -22,7 +22,7 @@ ROOT = Path(__file__).resolve().parent.parent
 
 LAYERS = [
     ["__init__", "child_process", "errors", "plain_text", "types"],
-    ["capacity", "exit_status", "strands"],
+    ["capacity", "exit_status", "threads"],
     ["parallel", "settings", "tasks", "user_code"],
     ["chat", "protocol", "trajectory"],
     ["collection", "emulator"],

@@ -11,7 +11,6 @@ from digirl_dist.fleet.outgoing import Blob
 from digirl_dist.fleet.spec import Job, Spec
 from digirl_dist.fleet.worker_events import WorkerEvent
 from digirl_dist.protocol.messages import EpisodeManifest, Need
-from digirl_dist.strands.course import Waits
 
 
 class Files(Protocol):
@@ -35,11 +34,10 @@ class WorkerConnection(Protocol):
     def write(self, line: bytes) -> None:
         """Sends one line to the program. May wait for a slow link."""
 
-    def readline(self, timeout_s: float) -> Waits[bytes]:
+    def readline(self, timeout_s: float) -> bytes:
         """Returns what the program says next; empty at its end, a part of a line that is longer than ``MOST_BYTES``.
 
-        Yields in place of waiting, so that a silent worker holds no thread. Raises LinkLostError when no whole line
-        came in that time.
+        Raises LinkLostError when no whole line came in that time, or another thread has closed the connection.
         """
 
     def read(self, size: int) -> bytes:

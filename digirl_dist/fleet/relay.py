@@ -65,18 +65,6 @@ class KeyPair:
         return cls(public.decode(), private.decode())
 
 
-@dataclass(frozen=True)
-class Source:
-    """Where to fetch from: the machine as others of its site reach it, and the host key that it must show."""
-
-    host: str
-    port: int
-    user: str
-    host_key: str
-    kind: HostKeyKind
-    private_key: str
-
-
 class Relays:
     """The sites of one run. Any thread may use it."""
 
@@ -106,8 +94,8 @@ class Relays:
                 del self._attached[relay.name]
                 relay.site.leave(relay.name)
 
-    def source(self, worker: str) -> Source:
-        """Returns how to fetch from a worker, which lets its key in. Raises WorkerError."""
+    def source(self, worker: str) -> Fetch:
+        """Returns how to fetch from a worker, which lets its key in: a Fetch of nothing. Raises WorkerError."""
         relay = self._attached.get(worker)
         if relay is None:
             raise _SourceLeft(worker, "its connection to the host is lost")
@@ -183,8 +171,8 @@ class Relay:
         """The connection ends, and with it what the worker offers."""
         self._relays.leave(self)
 
-    def offer(self) -> Source:
-        """Lets this worker's key in, if it is not in yet. Raises WorkerError."""
+    def offer(self) -> Fetch:
+        """Lets this worker's key in, if it is not in yet; returns a Fetch of nothing from it. Raises WorkerError."""
         found = _FINGERPRINT.fullmatch(self._connection.fingerprint)
         kind = next((kind for kind in _KINDS if found and kind in found[2]), None)
         if found is None or kind is None:
@@ -195,7 +183,7 @@ class Relay:
                     self._offering.close()
                 self._offering = self._let_in()
         host, port = self._spec.site_address or (self._connection.host, self._connection.port)
-        return Source(host, port, self._connection.user, found[1], kind, self._key.private)
+        return Fetch(host, port, self._connection.user, found[1], kind, self._key.private, [])
 
     def _problem(self, source: str, wanted: Mapping[str, Blob], came: set[str]) -> str:
         """Fetches tensors, whose digests it adds to ``came``; returns why not all of them came."""
@@ -212,9 +200,8 @@ class Relay:
         return ""
 
     def _fetch_from(self, source: str, wanted: Mapping[str, Blob], came: set[str]) -> None:
-        at = self._relays.source(source)
-        tensors = [self._relays.tensor(blob) for blob in wanted.values()]
-        request = Fetch(at.host, at.port, at.user, at.host_key, at.kind, at.private_key, tensors)
+        of_nothing = self._relays.source(source)
+        request = msgspec.structs.replace(of_nothing, tensors=[self._relays.tensor(blob) for blob in wanted.values()])
         channel = self._open("digirl_dist.worker_program.relay_fetch")
         try:
             channel.write(encode(request))

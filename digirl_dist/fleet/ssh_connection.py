@@ -17,7 +17,6 @@ from digirl_dist.ssh.channel import Channel
 from digirl_dist.ssh.connect import connect
 from digirl_dist.ssh.connection import Address, Connection
 from digirl_dist.ssh.courier import CourierClient
-from digirl_dist.strands.course import Waits
 
 _LOGINS_AT_ONCE = 32
 """``sshd`` drops logins that come in large numbers (MaxStartups), and each costs the host some processor time."""
@@ -46,7 +45,7 @@ class SshConnector:
             options = ["--orphan-s", str(job.orphan_s), "--package", spec.package]
             control = connection.open([*command, *options, *(["--replace"] if replace else [])])
             courier = [*python, "-m", "digirl_dist.worker_program.courier", "--folder", spec.folder]
-            files = CourierClient(connection, courier, self._ssh)
+            files = CourierClient(connection.open(courier), self._ssh)
             relay = None if self._relays is None else self._relays.join(spec, connection, python)
             return SshWorkerConnection(connection, control, files, relay)
         except BaseException:
@@ -79,8 +78,8 @@ class SshWorkerConnection:
     def write(self, line: bytes) -> None:
         self._control.write(line)
 
-    def readline(self, timeout_s: float) -> Waits[bytes]:
-        return self._control.await_line(timeout_s, MOST_BYTES)
+    def readline(self, timeout_s: float) -> bytes:
+        return self._control.readline(timeout_s, MOST_BYTES)
 
     def read(self, size: int) -> bytes:
         return self._control.read_exactly(size)

@@ -1,4 +1,4 @@
-"""Files to and from one worker: a strand that carries them, and threads of all that check what came and flush it."""
+"""Files to and from one worker: a queue that carries them, and threads of all that check what came and flush it."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ from digirl_dist.protocol.messages import EpisodeManifest, Need
 from digirl_dist.storage import atomic_files, episode_file
 from digirl_dist.storage.disk_full import require_space
 from digirl_dist.storage.file_system import FULL
-from digirl_dist.strands.strand import Strand, Work
 from digirl_dist.tasks import Ticket
+from digirl_dist.threads import SerialQueue, Work
 from digirl_dist.trajectory import Trajectory
 
 _UNCHECKED = 4
@@ -66,11 +66,11 @@ class Transfers:
         self._unchecked = threading.Semaphore(_UNCHECKED)
         self._checks = threading.Lock()
         """One check of a worker at a time: more would only compete with those of others for the interpreter."""
-        self._strand = Strand(f"transfers-{worker}", self._fail)
+        self._queue = SerialQueue(f"transfers-{worker}", self._fail)
 
     def push(self, need: Need, blobs: Sequence[Blob], then: Callable[[int], None]) -> None:
         """Brings the blobs to the worker, then calls ``then`` with the number of bytes that were sent."""
-        self._strand.do(lambda: then(self._files.push(need, blobs, self._post)))
+        self._queue.do(lambda: then(self._files.push(need, blobs, self._post)))
 
     def pull(self, manifest: EpisodeManifest, ticket: Ticket, path: Path) -> None:
         """Brings the episode to ``path`` and checks it; Pulled or PullRefused tells how it went.
@@ -83,12 +83,12 @@ class Transfers:
             self._post(PullRefused(self._worker, manifest, str(error)))
             return
         self._pulls.append((path, manifest, ticket))
-        self._strand.do(self._pull_waiting)
+        self._queue.do(self._pull_waiting)
 
     def close(self) -> None:
         """Takes no more; the transfers before are made, unless one waits for space."""
         self._closing.set()
-        self._strand.close()
+        self._queue.close()
 
     def _fail(self, error: Exception) -> None:
         if isinstance(error, RunFolderError):  # the host's disk is full: try again later, with all still spooled

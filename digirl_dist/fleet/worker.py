@@ -1,7 +1,6 @@
 """One worker's life on the host: connect, install, attach and stay; come back after a loss.
 
-What to do is decided by ``Session`` and ``Reconnecting``; this is their rim of threads, links and clocks.
-A worker that is attached and silent holds no thread: its life is a ``Course``.
+A worker's life is one function in a thread of its own. What to do is decided by ``Session`` and ``Reconnecting``.
 """
 
 from __future__ import annotations
@@ -11,6 +10,7 @@ import random
 import threading
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
@@ -36,9 +36,9 @@ from digirl_dist.protocol.messages import (
     encode,
 )
 from digirl_dist.settings import LimitSettings
-from digirl_dist.strands.course import Course, Waits, pause
-from digirl_dist.strands.strand import Strand
 from digirl_dist.tasks import Key, Ticket
+from digirl_dist.threads import SerialQueue
+from digirl_dist.types import Clock
 
 _NEVER_THERE_S = 0.2
 _UNREAD_S = 0.5
@@ -52,6 +52,26 @@ def session_clock() -> float:
     ``time.monotonic`` does not count it on Linux.
     """
     return time.clock_gettime(_CLOCK)
+
+
+def _start(name: str, life: Callable[[], None]) -> None:
+    threading.Thread(target=life, name=name, daemon=True).start()
+
+
+@dataclass(frozen=True)
+class Runtime:
+    """The clocks, waits and threads of a worker's life. The simulation has virtual ones."""
+
+    now: Clock = session_clock
+    processor_s: Clock = time.thread_time
+    draw: Callable[[float, float], float] = random.uniform
+    wait: Callable[[threading.Event, float], object] = threading.Event.wait
+    start: Callable[[str, Callable[[], None]], None] = _start
+    queue: Callable[[str, Callable[[Exception], None]], SerialQueue] = SerialQueue
+    transfers: Callable[..., Transfers] = Transfers
+
+
+_RUNTIME = Runtime()
 
 
 class Post(Protocol):
@@ -73,18 +93,19 @@ class _Attached:
 
     def __init__(self, worker: RemoteWorker, connection: WorkerConnection, policy: PublishedPolicy | None) -> None:
         self._worker = worker
+        self._runtime = worker.runtime
         self._connection = connection
         self._session = Session(self, worker.spec, worker.job, worker.limits, policy)
         self._lock = threading.RLock()
         self._error: WorkerError | None = None
-        self._is_closed = False
+        self._closed = threading.Event()
         self._heard_bytes = 0
         """Of the message on which the session acts."""
         name = worker.spec.name
-        self._outbox = Strand(f"outbox-{name}", self._untold)
+        self._outbox = self._runtime.queue(f"outbox-{name}", self._untold)
         """Sends lines in order, so that nobody waits for a link that is stuck."""
-        job, room = worker.job, (worker.ledger, worker.limits.full_disk_s)
-        self.transfers = Transfers(connection.files, name, worker.post, self.fail, job.guard, job.shares, *room)
+        told, job, room = (worker.post, self.fail), worker.job, (worker.ledger, worker.limits.full_disk_s)
+        self.transfers = self._runtime.transfers(connection.files, name, *told, job.guard, job.shares, *room)
 
     def ask(self, action: Callable[[Session], None]) -> None:
         """Has the session act, which never waits."""
@@ -101,21 +122,21 @@ class _Attached:
     def _untold(self, error: Exception) -> None:
         self.fail(failure_here(self._worker.spec.name, "tell it what to do", error))
 
-    def serve(self) -> Waits[None]:
+    def serve(self) -> None:
         """Acts on what the program says until it ends. Raises WorkerError when that is too early."""
-        self.ask(lambda session: session.greet(session_clock()))
+        self.ask(lambda session: session.greet(self._runtime.now()))
         while True:
-            while not self._is_closed and (wait_s := self._worker.waits_s(session_clock())):
-                yield pause(wait_s)
-            self._hear((yield from self._next_line()))
+            while not self._closed.is_set() and (wait_s := self._worker.waits_s(self._runtime.now())):
+                self._runtime.wait(self._closed, wait_s)
+            self._hear(self._next_line())
 
-    def dismiss(self, limit_s: float) -> Waits[None]:
+    def dismiss(self, limit_s: float) -> None:
         """Stops a program to which nobody will come back, so that it ends its emulators now."""
-        deadline = time.monotonic() + limit_s
+        deadline = self._runtime.now() + limit_s
         try:
             self.ask(Session.stop)
-            while time.monotonic() < deadline:
-                yield from self._next_line()
+            while self._runtime.now() < deadline:
+                self._next_line()
         except WorkerError:
             pass  # it has ended, or cannot be told
 
@@ -130,12 +151,12 @@ class _Attached:
         self.hang_up()
 
     def hang_up(self) -> None:
-        self._is_closed = True
+        self._closed.set()
         self._connection.close()
 
     def _hear(self, line: bytes) -> None:
         """Decodes the message and has the session act on it; the worker's ledger counts what that takes."""
-        started = time.thread_time()
+        started = self._runtime.processor_s()
         try:
             message = decode_worker_message(line)
         except ProtocolError as error:
@@ -144,10 +165,10 @@ class _Attached:
         with self._lock:
             self._heard_bytes = len(line)
             try:
-                self.ask(lambda session: session.receive(message, attached, session_clock()))
+                self.ask(lambda session: session.receive(message, attached, self._runtime.now()))
             finally:
                 self._heard_bytes = 0
-        self._worker.ledger.took(len(line), time.thread_time() - started, session_clock())
+        self._worker.ledger.took(len(line), self._runtime.processor_s() - started, self._runtime.now())
 
     def _attached_to(self, message: Ask) -> bytes:
         attached = self._connection.read(message.attached)
@@ -155,9 +176,9 @@ class _Attached:
             raise self._error or self._connection.why_ended()
         return attached
 
-    def _next_line(self) -> Waits[bytes]:
+    def _next_line(self) -> bytes:
         try:
-            line = yield from self._connection.readline(timeout_s=self._session.patience_s)
+            line = self._connection.readline(self._session.patience_s)
         except WorkerError as error:
             raise self._error or self._session.silent(self._connection.answers(), error) from error
         if not line or (self._session.has_heard and not line.endswith(b"\n") and len(line) <= MOST_BYTES):
@@ -201,25 +222,28 @@ class RemoteWorker:
         limits: LimitSettings,
         post: Post,
         inference: InferenceService | None = None,
+        runtime: Runtime = _RUNTIME,
     ) -> None:
         self.spec = spec
         self.limits = limits
         self._post = post
         self.inference = inference
+        self.runtime = runtime
         self.job = job
         self.ledger = Ledger()
         self._connector = connector
-        self._coming_back = Reconnecting(limits, random.uniform)
+        self._coming_back = Reconnecting(limits, runtime.draw)
         self._throttled_at = -math.inf
         self._policy: PublishedPolicy | None = None
         self._attached: _Attached | None = None
         self._has_been_there = False
         self._did_not_end = False
         self._stopping = threading.Event()
-        self._life = Course(f"worker-{spec.name}", self._live())
+        self._ended = threading.Event()
 
     def start(self) -> None:
-        self._life.start()
+        """Raises RuntimeError if a thread is refused."""
+        self.runtime.start(f"worker-{self.spec.name}", self._live)
 
     def post(self, event: WorkerEvent, size: int = 0) -> None:
         """Tells an event, unless the worker is not wanted any more: its name may be another's by now."""
@@ -279,7 +303,7 @@ class RemoteWorker:
 
     def join(self, limit_s: float) -> None:
         """Waits for the end of the program, at most ``limit_s``. Returns at once if no program was ever reached."""
-        self._life.ended.wait(limit_s if self._has_been_there else min(limit_s, _NEVER_THERE_S))
+        self._ended.wait(limit_s if self._has_been_there else min(limit_s, _NEVER_THERE_S))
 
     def refuse(self, error: WorkerError) -> None:
         """Ends the connection for this reason; see ``Reconnecting`` for when there is another one."""
@@ -294,39 +318,41 @@ class RemoteWorker:
 
     def _announce_newest(self, session: Session) -> None:
         if self._policy is not None:
-            session.announce(self._policy, session_clock())
+            session.announce(self._policy, self.runtime.now())
 
     def _ask(self, action: Callable[[Session], None]) -> None:
         if (attached := self._attached) is not None:
             attached.command(action)
 
-    def _live(self) -> Waits[None]:
+    def _live(self) -> None:
         try:
-            yield from self._come_and_go()
+            self._come_and_go()
         except Exception as defect:  # of ours: this life must not end without a word
             error = failure_here(self.spec.name, "bring it back", defect)
             self.post(Lost(self.spec.name, error, is_final=True))
+        finally:
+            self._ended.set()
 
-    def _come_and_go(self) -> Waits[None]:
+    def _come_and_go(self) -> None:
         coming_back = self._coming_back
         while not self._stopping.is_set():
-            coming_back.connecting(time.monotonic())
-            error = yield from self._stay(coming_back)
-            pause_s = coming_back.lost(error, time.monotonic())
+            coming_back.connecting(self.runtime.now())
+            error = self._stay(coming_back)
+            pause_s = coming_back.lost(error, self.runtime.now())
             if self._stopping.is_set():
                 break
             out_s = pause_s if coming_back.is_out_of_service else None
             self.post(Lost(self.spec.name, error, out_s, is_final=pause_s is None))
             if pause_s is None:
                 return
-            self._stopping.wait(pause_s)
+            self.runtime.wait(self._stopping, pause_s)
             while not self._has_room:
-                self._stopping.wait(_UNREAD_S)
+                self.runtime.wait(self._stopping, _UNREAD_S)
         if coming_back.replace or self._did_not_end:  # a frozen program cannot end by itself when it is orphaned
             coming_back.replace = True
-            yield from self._stay(coming_back)
+            self._stay(coming_back)
 
-    def _stay(self, coming_back: Reconnecting) -> Waits[WorkerError]:
+    def _stay(self, coming_back: Reconnecting) -> WorkerError:
         """Keeps one connection from its beginning to its end; returns why it ended."""
         attached: _Attached | None = None
         try:
@@ -336,9 +362,9 @@ class RemoteWorker:
             self._attached, self._has_been_there = attached, True
             self._ask(self._announce_newest)  # one may have been published while the connection was made
             if self._stopping.is_set():  # what was started must not wait for a host until it is orphaned
-                yield from attached.dismiss(self.limits.stop_s)
+                attached.dismiss(self.limits.stop_s)
                 return LinkLostError(self.spec.name, "the worker program was stopped")
-            return (yield from self._served(attached))
+            return self._served(attached)
         except Exception as error:  # a defect of ours must not end this life without a word
             return failure_here(self.spec.name, "act on what it says", error)
         finally:
@@ -346,11 +372,11 @@ class RemoteWorker:
             if attached is not None:
                 attached.close()
 
-    def _served(self, attached: _Attached) -> Waits[WorkerError]:
+    def _served(self, attached: _Attached) -> WorkerError:
         try:
-            yield from attached.serve()
+            attached.serve()
         except JobError:
-            yield from attached.dismiss(self.limits.stop_s)
+            attached.dismiss(self.limits.stop_s)
             raise
         except WorkerError as error:
             return error

@@ -7,8 +7,8 @@ import time
 import weakref
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import wait
 from dataclasses import dataclass, field
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -32,8 +32,8 @@ from digirl_dist.protocol.messages import EpisodeManifest, Need
 from digirl_dist.ray_cluster.actor import WorkerActor
 from digirl_dist.ray_cluster.connect import Cluster
 from digirl_dist.settings import LimitSettings, RayActorSettings
+from digirl_dist.ssh.channel import Deadline
 from digirl_dist.storage.digest import digest
-from digirl_dist.strands.course import Patience, Waits
 
 _HEAR_S = 5.0
 _SLICE_S = 0.5
@@ -147,28 +147,30 @@ class RayWorkerConnection:
         self._said: deque[bytes] = deque()
         self._attached = b""
         self._hearing: Any = None
+        self._heard: Any = None
         self._closed = threading.Event()
 
     def write(self, line: bytes) -> None:
         _result(self._worker, self._actor.tell.remote(line), self._limits.stuck_s)
 
-    def readline(self, timeout_s: float) -> Waits[bytes]:
-        patience = Patience(timeout_s)
+    def readline(self, timeout_s: float) -> bytes:
+        deadline = Deadline(timeout_s)
         while not self._said:
             if self._closed.is_set():
                 raise LinkLostError(self._worker, "the connection was closed")
-            if patience.is_over:
+            if deadline.left_s <= 0:
                 raise LinkLostError(self._worker, f"the worker program is silent for {timeout_s:.0f} s")
             if self._hearing is None:
                 self._hearing = self._actor.hear.remote(_HEAR_S)
-            if not ray.wait([self._hearing], timeout=0)[0]:
-                yield partial(patience.wait, partial(_when_done, self._hearing))
-                continue
-            said = _result(self._worker, self._hearing, _SLICE_S)
-            self._hearing = None
-            if said is None:
-                return b""
-            self._said.extend(said)
+                self._heard = self._hearing.future()
+            asked_at = time.monotonic()
+            has_come = wait([self._heard], _SLICE_S).done  # not in Ray, where an exit would abort the process
+            deadline.waited(asked_at)
+            if has_come:
+                said, self._hearing = _result(self._worker, self._hearing, _SLICE_S), None
+                if said is None:
+                    return b""
+                self._said.extend(said)
         line, end, self._attached = self._said.popleft().partition(b"\n")
         return line + end
 
@@ -223,10 +225,6 @@ class ObjectFiles:
         if len(content) != manifest.size or digest(content) != manifest.digest:
             raise TrajectoryError(f"episode {manifest.episode_id} was altered on worker {self._worker}")
         path.write_bytes(content)
-
-
-def _when_done(reference: Any, call: Callable[[], None]) -> None:
-    reference.future().add_done_callback(lambda _: call())
 
 
 def _result(worker: str, reference: Any, limit_s: float) -> Any:

@@ -15,7 +15,7 @@ from PIL import Image
 from digirl_dist.report.picture import UNREADABLE, decoded
 from digirl_dist.storage import atomic_files, json_lines
 from digirl_dist.storage.events import Events
-from digirl_dist.strands.strand import Strand
+from digirl_dist.threads import SerialQueue
 from digirl_dist.trajectory import Trajectory
 
 _FRAME_MS = 700
@@ -43,7 +43,7 @@ class Media:
         self._folder = folder
         self._rule = rule
         self._events = events
-        self._strand = Strand("media", lambda error: events.emit("media_failed", episode=None, reason=str(error)))
+        self._jobs = SerialQueue("media", lambda error: events.emit("media_failed", episode=None, reason=str(error)))
         self._changed = threading.Condition()
         self._waiting: list[int] = []
         """Bytes of the screenshots of each episode that is not written yet."""
@@ -61,7 +61,7 @@ class Media:
         with self._changed:
             self._changed.wait_for(lambda: not self._waiting, _CLOSE_S)
             unwritten = len(self._waiting)
-        self._strand.close(at_once=True)
+        self._jobs.close(at_once=True)
         if unwritten:
             self._events.emit("media_left_out", episodes=unwritten, reason=f"not encoded {_CLOSE_S:g} s after the end")
 
@@ -70,7 +70,7 @@ class Media:
             if self._waiting and sum(self._waiting) + size > _MOST_WAITING:
                 return False
             self._waiting.append(size)
-        self._strand.do(partial(self._add, trajectory, size))
+        self._jobs.do(partial(self._add, trajectory, size))
         return True
 
     def _add(self, trajectory: Trajectory, size: int) -> None:

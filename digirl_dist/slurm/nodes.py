@@ -9,60 +9,25 @@ from __future__ import annotations
 
 import os
 import re
-import subprocess
 import threading
 import time
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 
-from digirl_dist.child_process import reap
 from digirl_dist.errors import ClusterError, LinkLostError, UnreachableError, WorkerError, failure_here
 from digirl_dist.settings import SshSettings
 from digirl_dist.slurm.jobs import EXPORT, Jobs, JobState, SlurmAddress, environment, sign_of_life, why_ended, words
-from digirl_dist.ssh import processes
 from digirl_dist.ssh.connection import Address, Connection, quote, user_name
-from digirl_dist.ssh.mux import open_pipes
-from digirl_dist.ssh.openssh_channel import OpenSshChannel, PipedSessions
-from digirl_dist.strands.course import Course, Waits, pause
+from digirl_dist.ssh.openssh_channel import OpenSshChannel, PipedSessions, ProcessSession
 
 _JOB_END_S = 3.0
 """The steps of a job that is ended end so long after one another, at most."""
-_END_S = 5.0
 _ANSWER_S = 3.0
-_MOST_STATUS = 128
 
 
-class SrunSession:
-    """A step of a job: the pipes to its one command, and how it ended."""
+class SrunSession(ProcessSession):
+    """A step of a job. A larger status is that of a signal, or of its job's end."""
 
-    def __init__(self, command: Sequence[str]) -> None:
-        theirs, self.pipes = open_pipes()
-        try:
-            self._process = processes.start_tied(command, *theirs, env=environment())
-        except BaseException:
-            self.pipes.close()
-            raise
-        finally:
-            for end in theirs:
-                os.close(end)
-
-    def exit_status(self, wait_s: float = 0.0) -> int | None:
-        """Returns the command's status; None while it runs, or if a signal, or its job's end, ended it."""
-        with suppress(subprocess.TimeoutExpired):
-            self._process.wait(wait_s)
-        code = self._process.poll()
-        return code if code is not None and 0 <= code <= _MOST_STATUS else None
-
-    @property
-    def is_over(self) -> bool:
-        return self._process.poll() is not None
-
-    def close(self) -> None:
-        """Ends the step, without waiting for it."""
-        self.pipes.close()
-        if not self.is_over:
-            self._process.terminate()
-            threading.Thread(target=reap, args=[self._process, _END_S], name="srun-end", daemon=True).start()
+    most_status = 128
 
 
 class SrunChannel(OpenSshChannel):
@@ -100,7 +65,7 @@ class SrunConnection(Connection):
         )
         self.host = self._first_word()
         try:
-            Course(f"srun-ping-{address.name}", self._ping()).start()
+            threading.Thread(target=self._ping, name=f"srun-ping-{address.name}", daemon=True).start()
         except BaseException:
             self.close()
             raise
@@ -119,7 +84,7 @@ class SrunConnection(Connection):
         return self._open(line, SrunChannel)
 
     def _open(self, line: str, kind: type[OpenSshChannel]) -> OpenSshChannel:
-        session = SrunSession([*self._srun, "sh", "-c", line])
+        session = SrunSession([*self._srun, "sh", "-c", line], environment())
         try:
             self._sessions.add(session)
         except OSError as error:
@@ -129,7 +94,7 @@ class SrunConnection(Connection):
 
     def close(self) -> None:
         self._ended.set()
-        self._sessions.close()
+        threading.Thread(target=self._sessions.close, name="srun-close", daemon=True).start()  # `srun` may take a while
 
     def _end_within(self, wait_s: float) -> str | None:
         return self._why if self._ended.wait(wait_s) else None
@@ -147,15 +112,15 @@ class SrunConnection(Connection):
             raise UnreachableError(self.worker, f"srun could not start a step: {said}")
         return line.decode(errors="replace").strip()
 
-    def _ping(self) -> Waits[None]:
+    def _ping(self) -> None:
         """Ends the connection where the step ends, or is silent for too long."""
         try:
             while not self._ended.is_set():
                 self._life.write(b"\n")
-                if not (yield from self._life.await_line(self._settings.silence_s)):
+                if not self._life.readline(self._settings.silence_s):
                     break
                 self._heard_at = time.monotonic()
-                yield pause(self._settings.ping_s)
+                self._ended.wait(self._settings.ping_s)
         except Exception as error:  # nobody else watches it
             self._why = failure_here(self.worker, "watch its node", error).reason
         if said := re.findall(r"\*\*\* (.*?) \*\*\*", self._life.stderr_tail()):

@@ -13,13 +13,14 @@ from functools import partial
 from typing import BinaryIO
 
 from digirl_dist.errors import LinkLostError, SilentError, TooSlowError, WorkerError
-from digirl_dist.strands.course import Patience, Waits
-from digirl_dist.strands.lookout import HELD_S, Call
 
 READ_BYTES = 1 << 20
 LINK_END_S = 0.5
 """A link's end is known so much later than that of its channels, at most."""
 _SLICE_S = 0.5
+_HELD_S = 2.0
+"""A wait for one slice that takes this long was held up itself (process suspended, machine overloaded): the peer's
+silence during that time does not count. A suspended host does not declare its peers dead."""
 _END_S = 6.0
 """A command that closed its output is waited for so long: `attach` waits for its program for half of that."""
 _STDERR_KEPT = 1 << 20
@@ -47,9 +48,9 @@ class Deadline:
         return self.at - time.monotonic()
 
     def waited(self, since: float) -> None:
-        """Notes that a wait of half a second at most, begun at ``since``, is over."""
+        """Notes that a wait of one second at most, begun at ``since``, is over."""
         held_s = time.monotonic() - since
-        self.at += held_s if held_s > HELD_S else 0.0
+        self.at += held_s if held_s > _HELD_S else 0.0
 
 
 class Allowance:
@@ -169,15 +170,6 @@ class Channel(ABC):
             within.took(moved + len(line), deadline)
         return line
 
-    def await_line(self, timeout_s: float, longest: int = _LONGEST_LINE) -> Waits[bytes]:
-        """Returns a line as ``readline`` does, but holds no thread while it waits."""
-        patience = Patience(timeout_s)
-        while (line := self._line(Deadline(0.0), longest)) is None:
-            if patience.is_over:
-                raise SilentError(self.worker, f"`{self.command}` was silent for {timeout_s:g} s")
-            yield partial(patience.wait, self._when_readable)
-        return line
-
     def stderr_tail(self, lines: int = 20) -> str:
         """Returns the last lines that the command wrote to stderr."""
         return "\n".join(self.stderr().decode(errors="replace").splitlines()[-lines:])
@@ -224,10 +216,6 @@ class Channel(ABC):
     @abstractmethod
     def _take_in(self, wait_s: float) -> bytes | None:
         """Returns the next output, ``b""`` at its end, or None if none comes in that time. Raises LinkLostError."""
-
-    @abstractmethod
-    def _when_readable(self, call: Call) -> None:
-        """Calls, from any thread, when either output has something or ends, or the channel is closed."""
 
     @abstractmethod
     def _take_in_stderr(self) -> bytes:

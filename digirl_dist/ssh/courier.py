@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
 from collections import deque
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,7 +18,6 @@ from digirl_dist.errors import FileRefusedError, MisconductError, RunFolderError
 from digirl_dist.protocol.relay import Answer
 from digirl_dist.settings import SshSettings
 from digirl_dist.ssh.channel import Allowance, Channel, FilePart
-from digirl_dist.ssh.connection import Connection
 from digirl_dist.types import Closeable
 
 Bytes = bytes | bytearray | memoryview
@@ -69,6 +69,8 @@ class Get:
     local: Path
     digest: str
     size: int
+    state: Callable[[], Any] = xxhash.xxh3_128
+    """Makes what computes the digest."""
 
     @property
     def part(self) -> Path:
@@ -78,16 +80,16 @@ class Get:
 class CourierClient(Closeable):
     """Copies files between this machine and one folder of a worker. One thread may use it at a time.
 
-    ``command`` starts ``digirl_dist.worker_program.courier`` there. Every method raises LinkLostError if the link
+    ``channel`` is that of ``digirl_dist.worker_program.courier`` there. Every method raises LinkLostError if the link
     breaks, which makes the courier unusable, and WorkerError with the worker's reason if the worker refuses, after
     which the courier remains usable.
     """
 
-    def __init__(self, connection: Connection, command: Sequence[str], settings: SshSettings) -> None:
-        self._worker = connection.worker
+    def __init__(self, channel: Channel, settings: SshSettings) -> None:
+        self._worker = channel.worker
         self._settings = settings
         self._allowance = self._new_allowance()
-        self._channel = connection.open(command)
+        self._channel = channel
         self._output = _Packets(self._channel, self._allowance)
 
     def _new_allowance(self) -> Allowance:
@@ -164,7 +166,7 @@ class CourierClient(Closeable):
     def _ask_for(self, item: Get) -> tuple[Get, int, Any]:
         """Asks for what is missing of a file; returns its beginning's length and digest."""
         self._output.allowance = self._new_allowance()
-        state = xxhash.xxh3_128()
+        state = item.state()
         offset = _continue(item.part, item.size, state)
         self._send_line({"get": item.remote, "offset": offset})
         self._output.flush()
@@ -178,7 +180,7 @@ class CourierClient(Closeable):
         self._allowance = self._new_allowance()
         answer = self._answer()
         self._raise_refusal(answer, f"read {item.remote}")
-        with _local_errors(item.part), open(item.part, "ab", buffering=0) as file:
+        with _local_errors(item.part), open(item.part, "ab", buffering=0, opener=_no_link) as file:
             if answer.size > item.size + _CHUNK:
                 reason = f"{item.remote} was announced with {item.size} bytes, and is sent with {answer.size}"
                 raise MisconductError(self._worker, reason)
@@ -285,6 +287,10 @@ def _continue(part: Path, size: int, state: Any) -> int:
         for chunk in _chunks(file):
             state.update(chunk)
         return file.tell()
+
+
+def _no_link(name: str, flags: int) -> int:
+    return os.open(name, flags | os.O_NOFOLLOW, 0o666)
 
 
 def _write(file: Any, chunk: bytes) -> None:

@@ -18,7 +18,6 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from digirl_dist.child_process import widen
-from digirl_dist.strands.lookout import LOOKOUT, Call
 
 _VERSION = 4
 _HELLO, _NEW_SESSION = 0x00000001, 0x10000002
@@ -91,23 +90,12 @@ class PipeEnd:
             time.sleep(_DRAIN_S)
         return moved
 
-    def when_readable(self, call: Call) -> None:
-        """Calls once, from any thread, when there is something to read, its end has come, or this is closed."""
-        with self._lock:
-            if self._number is not None:
-                LOOKOUT.when_readable(self._number, call)
-                return
-        call()
-
     def close(self) -> None:
-        call: Call | None = None
+        """Waits for another thread's call to end: at once where the other end is closed, else when its time is over."""
         with self._lock:
             if self._number is not None:
-                call = LOOKOUT.forget(self._number)
                 os.close(self._number)
             self._number = None
-        if call is not None:
-            call()
 
 
 def _hand_on(source: int, offset: int, size: int, pipe: int) -> int:

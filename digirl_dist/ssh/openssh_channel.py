@@ -2,21 +2,26 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from functools import partial
 from typing import Protocol
 
+from digirl_dist.child_process import reap
 from digirl_dist.errors import LinkLostError
+from digirl_dist.ssh import processes
 from digirl_dist.ssh.channel import LINK_END_S, READ_BYTES, Allowance, Channel, FilePart
-from digirl_dist.ssh.mux import Pipes
-from digirl_dist.strands.lookout import Call
+from digirl_dist.ssh.mux import Pipes, open_pipes
 
 _SIGNALLED = -1
+_END_S = 5.0
 
 
 class PipedSession(Protocol):
-    """A command that another program carries: ``ssh`` (see ``mux.Session``), or ``srun``."""
+    """A command that another program carries: see ``mux.Session`` and ``ProcessSession``."""
 
     pipes: Pipes
 
@@ -26,6 +31,41 @@ class PipedSession(Protocol):
     def is_over(self) -> bool: ...
 
     def close(self) -> None: ...
+
+
+class ProcessSession:
+    """A command that a process of this machine carries, such as ``srun``: its pipes, and how it ended."""
+
+    most_status = 255
+
+    def __init__(self, command: Sequence[str], environ: Mapping[str, str]) -> None:
+        theirs, self.pipes = open_pipes()
+        try:
+            self._process = processes.start_tied(command, *theirs, env=environ)
+        except BaseException:
+            self.pipes.close()
+            raise
+        finally:
+            for end in theirs:
+                os.close(end)
+
+    def exit_status(self, wait_s: float = 0.0) -> int | None:
+        """Returns the command's status; None while it runs, or if a signal ended it."""
+        with suppress(subprocess.TimeoutExpired):
+            self._process.wait(wait_s)
+        code = self._process.poll()
+        return code if code is not None and 0 <= code <= self.most_status else None
+
+    @property
+    def is_over(self) -> bool:
+        return self._process.poll() is not None
+
+    def close(self) -> None:
+        """Ends the process."""
+        if not self.is_over:
+            self._process.terminate()
+            threading.Thread(target=reap, args=[self._process, _END_S], name="session-end", daemon=True).start()
+        self.pipes.close()
 
 
 class PipedSessions:
@@ -99,10 +139,6 @@ class OpenSshChannel(Channel):
 
     def _take_in(self, wait_s: float) -> bytes | None:
         return self._pipes.stdout.read(READ_BYTES, wait_s, also=self._pipes.stderr)
-
-    def _when_readable(self, call: Call) -> None:
-        self._pipes.stdout.when_readable(call)
-        self._pipes.stderr.when_readable(call)
 
     def _take_in_stderr(self) -> bytes:
         return self._pipes.stderr.read(READ_BYTES, wait_s=0.0) or b""

@@ -20,9 +20,7 @@ from paramiko.packet import Packetizer
 
 from digirl_dist.errors import LinkLostError
 from digirl_dist.settings import SshSettings
-from digirl_dist.ssh.channel import LINK_END_S, READ_BYTES, Channel
-from digirl_dist.strands.lookout import LOOKOUT, Call, Once
-from digirl_dist.strands.strand import ALL
+from digirl_dist.ssh.channel import LINK_END_S, READ_BYTES, Channel, Deadline
 
 _MOST_BEFORE_LOGIN = 1 << 20
 _MOST_UNREAD = 2 * DEFAULT_WINDOW_SIZE
@@ -139,49 +137,27 @@ class Watch:
         self._transport = transport
         self._silence_s = settings.silence_s
         self._every_s = min(settings.ping_s, 1.0)
-        self._is_over = False
-        self._heard = transport.heard()
-        self._heard_at = LOOKOUT.now
+        self._is_over = threading.Event()
         transport.ping_when_quiet(settings.ping_s)
-        self._look_later()
+        threading.Thread(target=self._look, name="ssh-watch", daemon=True).start()
 
     def stop(self) -> None:
-        self._is_over = True
-
-    def _look_later(self) -> None:
-        LOOKOUT.at(LOOKOUT.now + self._every_s, Once(self._look))
+        self._is_over.set()
 
     def _look(self) -> None:
-        if self._is_over or not self._transport.is_active():
-            return
-        self._look_later()
-        if (heard := self._transport.heard()) != self._heard:
-            self._heard, self._heard_at = heard, LOOKOUT.now
-        if LOOKOUT.now - self._heard_at > self._silence_s:
-            ALL.run(self._transport.close)  # which waits for its thread
-            self._is_over = True
+        heard, deadline = self._transport.heard(), Deadline(self._silence_s)
+        asked_at = time.monotonic()
+        while self._transport.is_active() and not self._is_over.wait(self._every_s):
+            deadline.waited(asked_at)
+            asked_at = time.monotonic()
+            if (newest := self._transport.heard()) != heard:
+                heard, deadline = newest, Deadline(self._silence_s)
+            if deadline.left_s <= 0:
+                self._transport.close()
 
 
 _BROKEN = (OSError, EOFError, paramiko.SSHException)
 """Exceptions of paramiko once a link or its channel is gone."""
-
-
-class _Readable(threading.Event):
-    """Set by paramiko while something can be read; also calls who asked for that."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self._calls: list[Call] = []
-
-    def set(self) -> None:
-        super().set()
-        while self._calls:
-            self._calls.pop()()
-
-    def when_set(self, call: Call) -> None:
-        self._calls = [call]
-        if self.is_set():
-            call()
 
 
 class ParamikoChannel(Channel):
@@ -195,9 +171,8 @@ class ParamikoChannel(Channel):
         # paramiko measures timeouts by the time of day: if that jumps back, they may take hours. So paramiko never
         # waits; this class does, on the monotonic clock.
         raw.settimeout(0.0)
-        self._readable, self._stderr_readable = _Readable(), _Readable()
+        self._readable = threading.Event()
         raw.in_buffer.set_event(self._readable)
-        raw.in_stderr_buffer.set_event(self._stderr_readable)
         self._raw = raw
 
     def close_input(self) -> None:
@@ -238,10 +213,6 @@ class ParamikoChannel(Channel):
             return None
         except _BROKEN as error:  # recv sends window adjustments to the other side
             raise self._link_ended() from error
-
-    def _when_readable(self, call: Call) -> None:
-        self._readable.when_set(call)
-        self._stderr_readable.when_set(call)
 
     def _take_in_stderr(self) -> bytes:
         return self._raw.recv_stderr(READ_BYTES) if self._raw.recv_stderr_ready() else b""

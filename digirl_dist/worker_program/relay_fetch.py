@@ -9,32 +9,29 @@ from __future__ import annotations
 
 import base64
 import hashlib
+import math
 import os
 import select
 import subprocess
 import sys
 import tempfile
-import time
+import threading
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from itertools import islice
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
-from digirl_dist.child_process import widen
-from digirl_dist.errors import ProtocolError
+from digirl_dist.errors import DigirlDistError, TrajectoryError, WorkerError
 from digirl_dist.plain_text import host_and_port
 from digirl_dist.protocol.job_folder import JobFolder, blob_name
 from digirl_dist.protocol.messages import shortened
-from digirl_dist.protocol.relay import MOST_OF_REQUESTS, Answer, Fetch, Fetched, Tensor, decode, encode
+from digirl_dist.protocol.relay import MOST_OF_REQUESTS, Fetch, Fetched, Tensor, decode, encode
+from digirl_dist.settings import SshSettings
+from digirl_dist.ssh.courier import CourierClient, Get
+from digirl_dist.ssh.openssh_channel import OpenSshChannel, ProcessSession
 
-_CHUNK = 1 << 20
-_GATHER_S = 0.005
-"""A pipe that had little is left alone so long: fewer turns for the same bytes, and it never fills up meanwhile."""
 _SAY_S = 0.5
-_ASKED_AHEAD = 8
-_LONGEST_LINE = 1024
 _CONNECT_S = 10
 _MEMORY = "/dev/shm"
 _SCAN_S = 15.0
@@ -64,149 +61,74 @@ class Refused(Exception):
 
 
 class Fetcher:
-    """Fetches what one request names into ``folder``."""
+    """Fetches what one request names into ``folder``, and reports how far it is."""
 
-    def __init__(self, folder: JobFolder, request: Fetch) -> None:
-        self._folder = folder
-        self._request = request
-        self._waiting = deque(request.tensors)
-        """Tensors that have not come, in the order in which they do."""
-        self._asked = 0
-        """How many of them were asked for."""
-        self._buffer = memoryview(bytearray(_CHUNK))
-        self._line = b""
-        self._incoming: _Incoming | None = None
+    def __init__(self, folder: JobFolder, tensors: Sequence[Tensor]) -> None:
+        """Names the files beside the tensors, for the courier verifies less and must not continue them."""
+        places = [(tensor, folder.blob(tensor.digest).with_suffix(".relay")) for tensor in tensors]
+        self._waiting = deque(
+            Get(blob_name(tensor.digest), place, tensor.sha256, tensor.size, hashlib.sha256) for tensor, place in places
+        )
+        """In the order in which they come."""
+        self._lock = threading.Lock()
         self._arrived: list[str] = []
         self._size = 0
-        self._said_at = 0.0
 
-    def run(self) -> None:
-        """Raises Refused, OSError or ProtocolError; what has come by then stays."""
-        known = _known_host(self._request)
-        with _in_memory(known) as known_hosts, _in_memory(self._request.private_key) as identity:
-            process = subprocess.Popen(
-                _command(self._request, known_hosts, identity),
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                stderr=subprocess.PIPE,
-                bufsize=0,
-            )
-            try:
-                self._receive(process)
-            finally:
-                process.kill()
-                process.wait()
-                self.drop()
+    def fetch(self, courier: CourierClient) -> None:
+        """Raises Refused, DigirlDistError or OSError; what has come by then stays."""
+        wanted = list(self._waiting)
+        try:
+            self._drop(wanted)
+            for got, problem in courier.get_many(wanted):
+                if isinstance(problem, TrajectoryError):
+                    raise Refused(f"it passes other bytes on as {got.local.stem} than the host told")
+                if problem is not None:
+                    raise problem
+                os.replace(got.local, got.local.with_suffix(""))
+                with self._lock:
+                    self._arrived.append(got.local.stem)
+                    self._size += got.size
+                    self._waiting.popleft()
+        finally:
+            self._drop(wanted)
+
+    def report(self, courier: CourierClient) -> None:
+        """Tells the host how far it is until stdin ends: then the host is gone, or does not want it any more."""
+        while not select.select([0], [], [], _SAY_S)[0]:
+            self.say()
+        courier.close()
 
     def say(self, error: str = "") -> None:
-        """Tells the host how far it is."""
-        line = encode(Fetched(self._arrived, self._size, shortened(error)))
-        self._arrived, self._said_at = [], time.monotonic()
-        while line:
-            line = line[os.write(1, line) :]
+        """Tells the host what has come, and how much."""
+        with self._lock, suppress(BrokenPipeError):
+            size, self._arrived, arrived = self._size, [], self._arrived
+            with suppress(FileNotFoundError):
+                size += self._waiting[0].part.stat().st_size if self._waiting else 0
+            line = encode(Fetched(arrived, size, shortened(error)))
+            while line:
+                line = line[os.write(1, line) :]
 
-    def _receive(self, process: subprocess.Popen[bytes]) -> None:
-        assert process.stdin is not None and process.stdout is not None
-        stream = process.stdout.fileno()
-        widen(stream, _CHUNK)
-        while not self.is_done:
-            with suppress(BrokenPipeError):  # why it has ended, it says itself
-                process.stdin.write(self.requests())
-            ready = select.select([stream, 0], [], [], _SAY_S)[0]
-            if 0 in ready:
-                raise SystemExit(1)  # the host is gone, or does not want it any more
-            if stream in ready:
-                count = os.readv(stream, [self._buffer])
-                if not count:
-                    raise Refused(_last_words(process))
-                self.take_in(self._buffer[:count])
-                if count < _CHUNK // 4:
-                    time.sleep(_GATHER_S)
-            if time.monotonic() - self._said_at > _SAY_S:
-                self.say()
-
-    @property
-    def is_done(self) -> bool:
-        return not self._waiting
-
-    def requests(self) -> bytes:
-        """Returns requests for some tensors more than have come, so that the next are on their way meanwhile."""
-        more = list(islice(self._waiting, self._asked, _ASKED_AHEAD))
-        self._asked += len(more)
-        return b"".join(b'{"get": "%s", "offset": 0}\n' % blob_name(each.digest).encode() for each in more)
-
-    def drop(self) -> None:
-        """Removes what came of a tensor that is not whole."""
-        if self._incoming is not None:
-            self._incoming.drop()
-
-    def take_in(self, data: memoryview) -> None:
-        """Writes what the other worker sent. Raises Refused or ProtocolError for what the host did not tell of."""
-        while data:
-            if self._incoming is None:
-                data = self._begin(data)
-            else:
-                taken = data[: self._incoming.left]
-                self._incoming.write(taken)
-                self._size += len(taken)
-                data = data[len(taken) :]
-            if self._incoming is not None and not self._incoming.left:
-                self._finish(self._incoming)
-
-    def _begin(self, data: memoryview) -> memoryview:
-        """Reads the line before a tensor; returns what follows it."""
-        head, end, _ = bytes(data[:_LONGEST_LINE]).partition(b"\n")
-        self._line += head + end
-        if end:
-            answer, self._line = decode(self._line, Answer, _LONGEST_LINE), b""
-            if not self._asked or answer.error is not None:
-                raise Refused(f"it answers what nobody asked: {answer.error}")
-            wanted = self._waiting[0]
-            if wanted.size != answer.size:
-                raise Refused(f"it offers {answer.size} bytes as {wanted.digest}, which has {wanted.size}")
-            self._incoming = _Incoming(self._folder.blob(wanted.digest), wanted)
-        elif len(self._line) >= _LONGEST_LINE:
-            raise Refused("it does not speak the courier's protocol")
-        return data[len(head) + len(end) :]
-
-    def _finish(self, incoming: _Incoming) -> None:
-        if not incoming.appears():
-            raise Refused(f"it passes other bytes on as {incoming.wanted.digest} than the host told")
-        self._incoming = None
-        self._asked -= 1
-        self._arrived.append(self._waiting.popleft().digest)
+    def _drop(self, wanted: Iterable[Get]) -> None:
+        for each in wanted:
+            each.part.unlink(missing_ok=True)
 
 
-class _Incoming:
-    """One tensor on its way: written beside, and under its name only once it is verified."""
-
-    def __init__(self, path: Path, wanted: Tensor) -> None:
-        self.wanted = wanted
-        self.left = wanted.size
-        self._path = path
-        self._part = path.with_name(path.name + ".relay.part")  # never continued by the courier, which verifies less
-        self._state = hashlib.sha256()
-        self._part.unlink(missing_ok=True)
-        flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW
-        self._file: Any = open(os.open(self._part, flags, 0o644), "wb", buffering=0)
-
-    def write(self, data: memoryview) -> None:
-        self._state.update(data)
-        self.left -= len(data)
-        while data:
-            data = data[self._file.write(data) :]
-
-    def appears(self) -> bool:
-        """Gives the file its name; returns False if it is not what was wanted."""
-        self._file.close()
-        if self._state.hexdigest() != self.wanted.sha256:
-            return False
-        os.replace(self._part, self._path)
-        return True
-
-    def drop(self) -> None:
-        self._file.close()
-        self._part.unlink(missing_ok=True)
+def fetch(folder: JobFolder, request: Fetch) -> None:
+    """Fetches what is asked for, and reports to the host why not all of it came."""
+    fetcher = Fetcher(folder, request.tensors)
+    try:
+        known = _known_host(request)
+        with _in_memory(known) as known_hosts, _in_memory(request.private_key) as identity:
+            session = ProcessSession(_command(request, known_hosts, identity), os.environ)
+            channel = OpenSshChannel(session, "there", "ssh", math.inf, 1.0, lambda wait_s: None)
+            with CourierClient(channel, replace(SshSettings(), stall_s=math.inf)) as courier:
+                threading.Thread(target=fetcher.report, args=[courier], daemon=True).start()
+                fetcher.fetch(courier)
+        fetcher.say()
+    except WorkerError as error:
+        fetcher.say(error.reason)
+    except (DigirlDistError, OSError, Refused) as error:
+        fetcher.say(str(error))
 
 
 def _known_host(request: Fetch) -> str:
@@ -244,27 +166,12 @@ def _in_memory(content: str) -> Iterator[str]:
         yield f"/proc/{os.getpid()}/fd/{file.fileno()}"
 
 
-def _last_words(process: subprocess.Popen[bytes]) -> str:
-    assert process.stderr is not None
-    with suppress(subprocess.TimeoutExpired):
-        process.wait(_CONNECT_S)
-    os.set_blocking(process.stderr.fileno(), False)
-    said = (process.stderr.read(4096) or b"").decode(errors="replace").strip()
-    return f"the connection to it ended: {said or 'ssh says nothing'}"
-
-
 def main(argv: list[str]) -> int:
     if len(argv) != 2 or argv[0] != "--folder":
         print(f"usage: python -m {__spec__.name} --folder DIR", file=sys.stderr)
         return 2
     folder = JobFolder(Path(argv[1]).expanduser().resolve())
-    fetcher = Fetcher(folder, decode(sys.stdin.buffer.readline(), Fetch, MOST_OF_REQUESTS))
-    try:
-        fetcher.run()
-        fetcher.say()
-    except (OSError, ProtocolError, Refused) as error:
-        fetcher.say(str(error))
-        return 1
+    fetch(folder, decode(sys.stdin.buffer.readline(), Fetch, MOST_OF_REQUESTS))
     return 0
 
 

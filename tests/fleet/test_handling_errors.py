@@ -20,7 +20,6 @@ from digirl_dist.fleet.worker import RemoteWorker, session_clock
 from digirl_dist.fleet.worker_events import Lost, Said
 from digirl_dist.protocol.messages import PROTOCOL, Ask, Heartbeat, Ready, SlotLimits, Working, encode
 from digirl_dist.settings import LimitSettings
-from digirl_dist.strands.course import Waits
 
 LIMITS = LimitSettings(back_off_s=0.01, back_off_max_s=0.01, quarantine_s=300.0, worker_offences=3)
 SAID = [encode(Ready(PROTOCOL, "package", "3.11", 1)), encode(Working(2, "", []))]
@@ -45,8 +44,7 @@ class Honest:
     def write(self, line: bytes) -> None:
         """Nobody answers."""
 
-    def readline(self, timeout_s: float) -> Waits[bytes]:
-        yield from ()
+    def readline(self, timeout_s: float) -> bytes:
         return self._lines.get(timeout=timeout_s)
 
     def read(self, size: int) -> bytes:

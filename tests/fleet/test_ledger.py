@@ -24,7 +24,6 @@ from digirl_dist.fleet.worker_events import ClaimsRefused, Connecting, EventQueu
 from digirl_dist.protocol import messages
 from digirl_dist.protocol.messages import MOST_HELD, MOST_REASON, MOST_SLOTS, PROTOCOL, SlotLimits, SlotWait, encode
 from digirl_dist.settings import LimitSettings
-from digirl_dist.strands.course import Waits
 from digirl_dist.tasks import Key
 
 MOST_MEMORY = 64 << 20
@@ -65,8 +64,7 @@ class Talker:
     def write(self, line: bytes) -> None:
         """Nobody answers."""
 
-    def readline(self, timeout_s: float) -> Waits[bytes]:
-        yield from ()
+    def readline(self, timeout_s: float) -> bytes:
         while not self._greeting and self._says is None and not self.is_closed:
             time.sleep(0.01)
         if self.is_closed:

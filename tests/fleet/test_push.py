@@ -45,7 +45,7 @@ def server(tmp_path: Path) -> Iterator[Address]:
 @contextmanager
 def courier_at(address: Address, folder: Path) -> Iterator[CourierClient]:
     command = [*this_python(None), "-m", "digirl_dist.worker_program.courier", "--folder", str(folder)]
-    with connect(address, LIMITS) as connection, CourierClient(connection, command, LIMITS) as courier:
+    with connect(address, LIMITS) as connection, CourierClient(connection.open(command), LIMITS) as courier:
         yield courier
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import io
 import json
-from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 from random import Random
@@ -84,7 +83,7 @@ class Courier(Target):
 
     def feed(self, data: bytes) -> None:
         replay: Any = _Replay(data)
-        courier, local = CourierClient(replay, ["courier"], SshSettings()), self._folder / "fetched"
+        courier, local = CourierClient(replay, SshSettings()), self._folder / "fetched"
         local.with_name("fetched.part").unlink(missing_ok=True)
         [(_, problem)] = courier.get_many([Get("e", local, *self._wanted)])
         if problem is not None:
@@ -92,16 +91,13 @@ class Courier(Target):
 
 
 class _Replay:
-    """A connection, and its only channel, on which these bytes come and nothing more."""
+    """A channel on which these bytes come and nothing more."""
 
     worker = "w1"
     packet_bytes = 1 << 15
 
     def __init__(self, data: bytes) -> None:
         self._left = data
-
-    def open(self, command: Sequence[str]) -> _Replay:
-        return self
 
     def write(self, data: Any, *_: Any) -> None:
         """Nobody listens."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Sequence
 from dataclasses import dataclass
 from random import Random
@@ -43,7 +44,9 @@ class Simulation:
         fleet, store, events = SimulatedFleet(world, list(machines.values()), limits), MemoryStore(), Recorder(world)
         parts: list[Any] = [fleet, limits, DispatchRules(**rules), Closing(), store, events, SilentStatus()]
         collector = FleetCollector(*parts, max_steps=10, clock=world.clock)
-        return cls(world, machines, fleet, store, events, collector)
+        found = cls(world, machines, fleet, store, events, collector)
+        weakref.finalize(found, fleet.vanish)  # the threads of its workers end with it
+        return found
 
     def collect(self, tickets: Sequence[Ticket]) -> Any:
         checkpoint: Any = SimpleNamespace(iteration=tickets[0].iteration)

@@ -1,4 +1,4 @@
-"""A fleet on virtual time: fulfils what the real collector needs of a ``Fleet``."""
+"""A fleet on virtual time: the real ``Fleet`` and the real lives of its workers, over simulated machines."""
 
 from __future__ import annotations
 
@@ -6,14 +6,20 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from digirl_dist.fleet.fleet import Fleet
 from digirl_dist.fleet.outgoing import Blob
 from digirl_dist.fleet.session import PING_S
-from digirl_dist.fleet.worker_events import Added, EventQueue, Leaving, Pulled, Said, WorkerEvent
-from digirl_dist.protocol.messages import SlotSeconds, TensorEntry
+from digirl_dist.fleet.spec import Job
+from digirl_dist.fleet.worker import RemoteWorker
+from digirl_dist.fleet.worker_events import Leaves, Pulled, Said, WorkerEvent
+from digirl_dist.protocol.messages import SlotLimits, SlotSeconds, TensorEntry
 from digirl_dist.settings import LimitSettings
-from simulate.machine import Machine
-from simulate.worker import SimulatedWorker
+from simulate.machine import Machine, MachineSpec
+from simulate.program import RUN
+from simulate.worker import Life
 from simulate.world import World
+
+SLOT_LIMITS = SlotLimits(boot_s=5.0, reset_s=5.0, step_s=8.0, failures=3, quarantine_s=10.0)
 
 
 @dataclass(frozen=True)
@@ -33,7 +39,7 @@ class SimulatedPolicy:
         return [Blob(digest, 4 if digest == "f0" else self.size, lambda: memoryview(b"")) for digest in sorted(digests)]
 
 
-class SimulatedFleet:
+class SimulatedFleet(Fleet[MachineSpec]):
     """The host's side of the machines, until the host is gone. ``seed`` is that of the back-offs' jitter."""
 
     def __init__(
@@ -48,14 +54,17 @@ class SimulatedFleet:
         self.disk_is_full = False
         self.each_turn: Callable[[], object] = lambda: None
         """Called before the collector waits for an event."""
-        self._events = EventQueue()
-        self._announced: SimulatedPolicy | None = None
         self._suspended_until = 0.0
         self._uplink_free_at = 0.0
         self._busy_until = 0.0
         self.alive = True
         """Whether the host's process is there."""
-        self.workers = {machine.spec.name: SimulatedWorker(self, machine) for machine in machines}
+        self.lives: dict[str, Life] = {}
+        """The newest of each name."""
+        self._machines = {machine.spec.name: machine for machine in machines}
+        self._begun: list[Life] = []
+        nowhere: Any = None
+        super().__init__([(machine.spec, _job(machine)) for machine in machines], nowhere, limits)
 
     @property
     def suspended(self) -> bool:
@@ -66,9 +75,6 @@ class SimulatedFleet:
     def awake_since(self) -> float:
         """When its process went on last. Whatever was silent before has all of its time again."""
         return self._suspended_until
-
-    def post(self, event: WorkerEvent) -> None:
-        self._events.put(event)
 
     def later(self, seconds: float, action: Callable[[], object]) -> None:
         """Something that the host does; never once the host is gone, nor while it is suspended."""
@@ -84,31 +90,17 @@ class SimulatedFleet:
             worker.start()
         self.later(PING_S, self._ping)
 
-    def publish(self, checkpoint: Any, in_use: Any = frozenset()) -> None:
-        self._announced = SimulatedPolicy(checkpoint.iteration, self.policy_bytes)
-        for worker in self.workers.values():
-            worker.publish(self._announced)
-
-    def add(self, machine: Machine) -> None:
+    def join(self, machine: Machine) -> None:
         """Adds a worker while the fleet is at work."""
-        name = machine.spec.name
-        worker = SimulatedWorker(self, machine)
-        self.post(Added(name))
-        self.workers = {**self.workers, name: worker}
-        if self._announced is not None:
-            worker.publish(self._announced)
-        worker.start()
-
-    def release(self, name: str) -> None:
-        """Asks the collector to let a worker go when it has finished what it holds."""
-        self.post(Leaving(name))
+        self._machines[machine.spec.name] = machine
+        self.add(machine.spec, _job(machine))
 
     def remove(self, name: str) -> None:
         worker = self.workers[name]
         self.workers = {other: each for other, each in self.workers.items() if other != name}
-        worker.stop()
+        self._stop(worker)
 
-    def next_event(self, timeout_s: float) -> WorkerEvent | None:
+    def next_event(self, timeout_s: float, leaves: Leaves | None = None) -> WorkerEvent | None:
         self.each_turn()
         until = self.world.now + timeout_s
         while self._is_away or not len(self._events):
@@ -131,13 +123,13 @@ class SimulatedFleet:
 
     def close(self) -> None:
         for worker in self.workers.values():
-            worker.stop()
+            self._stop(worker)
 
     def vanish(self) -> None:
         """The host process is killed."""
         self.alive = False
-        for worker in self.workers.values():
-            worker.vanish()
+        for life in self._begun:
+            life.kill()
 
     @property
     def waiting(self) -> int:
@@ -149,6 +141,18 @@ class SimulatedFleet:
         """Whether the collector's thread gets to no event."""
         return self.world.now < max(self._suspended_until, self._busy_until)
 
+    def _worker(self, spec: MachineSpec, job: Job) -> RemoteWorker:
+        life = self.lives[spec.name] = Life(self, self._machines[spec.name])
+        self._begun.append(life)
+        return RemoteWorker(spec, job, life, self.limits, self._events.put, None, life.runtime)
+
+    def _weights(self, checkpoint: Any) -> Any:
+        return SimulatedPolicy(checkpoint.iteration, self.policy_bytes)
+
+    def _stop(self, worker: RemoteWorker) -> None:
+        worker.stop()
+        self.later(0.0, self.lives[worker.spec.name].wake)
+
     def _do(self, action: Callable[[], object]) -> None:
         if not self.alive:
             return
@@ -158,12 +162,16 @@ class SimulatedFleet:
             action()
 
     def _wake(self) -> None:
-        for worker in self.workers.values() if not self.suspended else ():
-            if (attached := worker.attached) is not None:
-                attached.heard_at = self.world.now
-                attached.to_host.flow()
+        for life in self.lives.values() if not self.suspended else ():
+            if (connection := life.connection) is not None:
+                connection.heard_at = self.world.now
+                connection.to_host.flow()
 
     def _ping(self) -> None:
         for worker in self.workers.values():
             worker.ping(self.world.now)
         self.later(PING_S, self._ping)
+
+
+def _job(machine: Machine) -> Job:
+    return Job(RUN, b"agent", b"emulator", 10, SLOT_LIMITS, 1, machine.program.orphan_s)

@@ -166,8 +166,8 @@ class Invariants:
     def _check_machine(self, machine: Machine, passed_s: float) -> None:
         """What host and program believe of each other may differ for a moment only."""
         name, limits = machine.spec.name, self._run.scenario.schedule.limits
-        worker = self._run.fleet.workers.get(name)
-        attached = None if worker is None else worker.attached
+        life = self._run.fleet.lives[name] if name in self._run.fleet.workers else None
+        attached = None if life is None else life.connection
         broken = attached is not None and (not machine.link.answers or machine.program.stopped)
         patience_s = max(limits.silence_s, limits.start_s) + 6.0
         awake_since, program = self._run.fleet.awake_since, machine.program
@@ -177,7 +177,7 @@ class Invariants:
         state = self._run.host.collector.table.states.get(name)
         is_out = state is not None and state.error is not None and state.error.fatal
         is_away = attached is None and machine.link.answers and not is_out
-        tried = {(worker.tried_at, awake_since)} if worker is not None and is_away else set()
+        tried = {(life.tried_at, awake_since)} if life is not None and is_away else set()
         self._doubt("deadline", name, "nobody connects again after", tried, passed_s, _BACK_S)
         leases = self._run.host.collector.leases
         calm = attached is not None and not broken and not program.frozen and state is not None and state.slots > 0

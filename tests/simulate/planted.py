@@ -14,7 +14,8 @@ from digirl_dist.collect.iteration import Iteration
 from digirl_dist.collect.leases import Leases
 from digirl_dist.fleet.reconnecting import Reconnecting
 from digirl_dist.fleet.session import Session
-from digirl_dist.fleet.worker_events import LeasesLost
+from digirl_dist.fleet.worker import RemoteWorker
+from digirl_dist.fleet.worker_events import LeasesLost, Lost
 from digirl_dist.protocol.messages import Heartbeat
 from digirl_dist.storage.trajectory_store import Store
 from digirl_dist.worker_program.core import ProgramCore
@@ -109,6 +110,15 @@ def never_again(patch: Patch) -> None:
     patch.setattr(Reconnecting, "lost", lost)
 
 
+def life_that_ends_with_its_connection(patch: Patch) -> None:
+    """A worker that is lost is told, and nobody connects again."""
+
+    def once(self: Any) -> None:
+        self.post(Lost(self.spec.name, self._stay(self._coming_back)))
+
+    patch.setattr(RemoteWorker, "_come_and_go", once)
+
+
 def carried_over_and_out(patch: Patch) -> None:
     """What an iteration closed without is not taken over by the next."""
     patch.setattr(Iteration, "_left_out", lambda self, number: ([], []))
@@ -176,6 +186,7 @@ BUGS = (
     one_iteration_too_far_ahead,
     learned_from_too_old,
     never_again,
+    life_that_ends_with_its_connection,
     carried_over_and_out,
     measured_while_carried,
     time_away_forgotten,

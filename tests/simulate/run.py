@@ -54,18 +54,28 @@ class SimulatedRun:
 
     def run(self) -> None:
         """Starts hosts, as a user would with the same command, until the run is done."""
-        while True:
-            self._start_host()
-            try:
-                self.host.run()
-                break
-            except HostKilled:
+        try:
+            while not self._is_done():
                 self.fleet.vanish()
-            except CollectionError as error:
-                self.invariants.gave_up(error)
-                self.fleet.vanish()
-                self.away_s = 1.0
-            self.world.sleep(self.away_s)
+                self.world.sleep(self.away_s)
+            self._end()
+        finally:
+            self.fleet.vanish()
+
+    def _is_done(self) -> bool:
+        """Runs one host to its end; returns whether that was the end of the run, too."""
+        self._start_host()
+        try:
+            self.host.run()
+            return True
+        except HostKilled:
+            return False
+        except CollectionError as error:
+            self.invariants.gave_up(error)
+            self.away_s = 1.0
+            return False
+
+    def _end(self) -> None:
         self.invariants.finished()
         self.fleet.alive = False  # faults may still strike the machines
         over_at, alone_s = self.world.now, self.scenario.schedule.limits.orphan_s + _LAST_S
@@ -83,7 +93,7 @@ class SimulatedRun:
         if machine.spec.name in self.fleet.workers:
             self.later(_JOIN_AGAIN_S, lambda: self.join(machine))
         else:
-            self.fleet.add(machine)
+            self.fleet.join(machine)
 
     def machine(self, name: str) -> Machine:
         return next(machine for machine in self.machines if machine.spec.name == name)

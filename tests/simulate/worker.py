@@ -1,38 +1,37 @@
-"""One worker's life on a simulated host: the rim of the real ``Session`` and ``Reconnecting`` on virtual time."""
+"""The way to a simulated machine: what the real life of a worker needs of threads, clocks and a connection."""
 
 from __future__ import annotations
 
+import threading
 from collections import deque
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 from random import Random
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any
 
-from digirl_dist.errors import LinkLostError, TrajectoryError, WorkerError
-from digirl_dist.fleet.outgoing import Blob, PublishedPolicy
-from digirl_dist.fleet.reconnecting import Reconnecting
-from digirl_dist.fleet.session import Session
+from digirl_dist.errors import LinkLostError, TrajectoryError, WorkerError, failure_here
+from digirl_dist.fleet.connection import ConnectProgress
+from digirl_dist.fleet.outgoing import Blob
 from digirl_dist.fleet.spec import Job
-from digirl_dist.fleet.worker_events import Lost, Pulled, PullRefused, WorkerEvent
-from digirl_dist.inference.requests import InferenceRequest
+from digirl_dist.fleet.worker import Runtime
+from digirl_dist.fleet.worker_events import Pulled, PullRefused, WorkerEvent
 from digirl_dist.protocol.messages import (
     EpisodeManifest,
-    HostMessage,
     Need,
-    SlotLimits,
     SlotSeconds,
     WorkerMessage,
     decode_host_message,
     decode_worker_message,
     encode,
 )
-from digirl_dist.tasks import Key, Ticket
+from digirl_dist.tasks import Ticket
+from digirl_dist.threads import SerialQueue
 from digirl_dist.trajectory import Trajectory
 from simulate.link import Way, Wire
-from simulate.machine import Machine
-from simulate.program import RUN
+from simulate.machine import Machine, MachineSpec
 from simulate.slots import SEEN, finished_step
+from simulate.world import HostKilled
 
 if TYPE_CHECKING:
     from simulate.fleet import SimulatedFleet
@@ -44,87 +43,184 @@ _STALL_S = 60.0
 _UNREACHED_S = 2.0
 
 
-class _Attached:
-    """One connection that stands, with its lines, its transfers and its watchdog."""
+class _AtOnce:
+    """In place of shared threads: no work waits on virtual time."""
 
-    def __init__(self, worker: SimulatedWorker, job: Job, policy: PublishedPolicy | None) -> None:
-        self.worker = worker
-        self.session = Session(self, worker.spec, job, worker.fleet.limits, policy)
-        self.world, self.machine = worker.machine.world, worker.machine
-        link = self.machine.link
+    def run(self, work: Callable[[], object]) -> None:
+        work()
+
+
+class Life:
+    """The thread, clock and connections of one worker. Its thread runs only while the world waits for it."""
+
+    def __init__(self, fleet: SimulatedFleet, machine: Machine) -> None:
+        self.fleet, self.machine, self.world = fleet, machine, machine.world
+        self.connection: SimulatedConnection | None = None
+        """The one that stands."""
+        self.tried_at = 0.0
+        """When it was connected to last, or tried to be."""
+        threads: Any = _AtOnce()
+        self.runtime = Runtime(
+            now=self.world.clock,
+            processor_s=lambda: 0.0,
+            draw=Random(f"{machine.spec.name}{fleet.seed}").uniform,
+            wait=self._wait,
+            start=lambda _, live: fleet.later(0.0, partial(self._begin, live)),
+            queue=partial(SerialQueue, threads=threads),
+            transfers=SimulatedTransfers,  # type: ignore[arg-type]
+        )
+        self._waits = 0
+        self._is_paused = self._is_killed = False
+        self._go, self._paused = threading.Semaphore(0), threading.Semaphore(0)
+        self._error: BaseException | None = None
+
+    def connect(self, spec: MachineSpec, job: Job, replace: bool, progress: ConnectProgress) -> SimulatedConnection:
+        self.tried_at = self.world.now
+        progress("connect and log in", self.fleet.limits.start_s)
+        self.sleep(self.machine.connect_s)
+        if not self.machine.link.answers:
+            self.sleep(_UNREACHED_S)
+            raise LinkLostError(spec.name, "it cannot be reached")
+        self.machine.program.attach(replace)
+        self.connection = SimulatedConnection(self)
+        return self.connection
+
+    def forget(self, worker: str) -> None:
+        """Nothing is held for a worker that is away."""
+
+    def sleep(self, seconds: float) -> None:
+        """Waits so long, or until ``wake`` is called."""
+        self._waits += 1
+        self.fleet.later(seconds, partial(self._wake, self._waits))
+        self._is_paused = True
+        self._paused.release()
+        self._go.acquire()
+        if self._is_killed:
+            raise HostKilled
+
+    def wake(self) -> None:
+        """Ends the wait that there may be."""
+        self._wake(self._waits)
+
+    def kill(self) -> None:
+        """Ends it where it waits, as the host's process does."""
+        self._is_killed = True
+        self.wake()
+
+    def _wait(self, event: threading.Event, seconds: float) -> None:
+        if not event.is_set():
+            self.sleep(seconds)
+
+    def _begin(self, live: Callable[[], None]) -> None:
+        threading.Thread(target=self._live, args=[live], daemon=True).start()
+        self._run()
+
+    def _wake(self, number: int) -> None:
+        if self._is_paused and number == self._waits:
+            self._is_paused = False
+            self._go.release()
+            self._run()
+
+    def _run(self) -> None:
+        """Lets it act until it waits, or ends. Raises what ended it."""
+        self._paused.acquire()
+        if self._error is not None:
+            error, self._error = self._error, None
+            raise error
+
+    def _live(self, live: Callable[[], None]) -> None:
+        try:
+            live()
+        except BaseException as error:
+            self._error = None if self._is_killed else error
+        self._paused.release()
+
+
+class SimulatedConnection:
+    """A ``WorkerConnection`` over a machine's link."""
+
+    def __init__(self, life: Life) -> None:
+        self.life, self.fleet, self.machine, self.world = life, life.fleet, life.machine, life.world
+        self.files: Any = self
+        link, program = self.machine.link, self.machine.program
         self.to_program = Wire(link, lambda: link.to_program, self._program_hears, self._torn)
-        self.to_host = Wire(link, self._way_to_host, self._host_hears, self._torn)
+        self.to_host = Wire(link, self.way_to_host, self._host_hears, self._torn)
         self.since = self.heard_at = self.world.now
-        self._transfers: deque[tuple[int, Callable[[], object]]] = deque()
+        self._lines: deque[bytes] = deque()
+        self._lost: WorkerError | None = None
+        self._is_awaited = False
         self._counts: deque[tuple[float, float]] = deque()
         """When the accounts of slot-seconds that are on their way were made, and what episodes under way had cost."""
-        self._generation = self.machine.program.generation
+        self._generation = program.generation
+        program.say, program.ends = self._say, self._program_ended
+        self.world.later(_BEAT_S, self._beat)
 
-    def ask(self, action: Callable[[Session], None]) -> None:
-        """Has the session act."""
-        try:
-            action(self.session)
-        except WorkerError as error:
-            if error.fatal:
-                self.session.stop()
-            self.worker.lost(self, error)
+    def write(self, line: bytes) -> None:
+        self.to_program.send(line)
 
-    def send(self, message: HostMessage) -> None:
-        self.to_program.send(encode(message))
+    def readline(self, timeout_s: float) -> bytes:
+        while not self._lines:
+            if self._lost is not None:
+                raise self._lost
+            patience_s = timeout_s if self.machine.link.answers else min(_LINK_SILENCE_S, timeout_s)
+            left_s = self.heard_at + patience_s - self.world.now
+            if left_s <= 1e-6:
+                raise LinkLostError(self.machine.spec.name, f"nothing was heard for {patience_s:.0f} s")
+            self._is_awaited = True
+            self.life.sleep(min(left_s, _LOOK_S))
+            self._is_awaited = False
+        return self._lines.popleft()
 
-    def push(self, need: Need, blobs: Sequence[Blob]) -> None:
-        self.carry(sum(blob.size for blob in blobs), partial(self._pushed, need.what, blobs))
+    def read(self, size: int) -> bytes:
+        """Simulated workers have the policy themselves, and attach nothing."""
+        return b""
 
-    def decide(self, request: InferenceRequest) -> None:
-        """Simulated workers have the policy themselves."""
+    def answers(self) -> bool:
+        return self.machine.link.answers and self._lost is None
 
-    def tell(self, event: WorkerEvent) -> None:
-        self.worker.post(event)
+    def why_ended(self) -> WorkerError:
+        return LinkLostError(self.machine.spec.name, "the worker program ended")
 
-    def say(self, message: WorkerMessage) -> None:
-        """What the program sends."""
+    def close(self) -> None:
+        self._ends(LinkLostError(self.machine.spec.name, "the connection was closed"))
+        self.to_program.close()
+        self.to_host.close()
+        if self.life.connection is self:
+            self.life.connection = None
+        self.fleet.later(0.0, self._resume)
+
+    def way_to_host(self) -> Way:
+        return Way.STALLED if self.fleet.suspended else self.machine.link.to_host
+
+    def _ends(self, error: WorkerError) -> None:
+        self._lost = self._lost or error
+
+    def _resume(self) -> None:
+        """Has the life of the worker look at what has come, if it waits for that."""
+        if self._is_awaited:
+            self.life.wake()
+
+    def _torn(self) -> None:
+        self._ends(LinkLostError(self.machine.spec.name, "the connection broke"))
+        self._resume()
+
+    def _program_ended(self) -> None:
+        """The relay to it ends at once; the host learns it over the link."""
+        self.to_host.send(b"")
+
+    def _say(self, message: WorkerMessage) -> None:
         if not self.to_host.closed:
             if isinstance(message, SlotSeconds):
                 slots = self.machine.program.slots
                 self._counts.append((self.world.now, 0.0 if slots is None else slots.under_way_s))
             self.to_host.send(encode(message))
 
-    def carry(self, size: int, then: Callable[[], object]) -> None:
-        """Carries files in the order in which they are asked for."""
-        self._transfers.append((size, then))
-        if len(self._transfers) == 1:
-            self._carry_next()
-
-    def watch(self) -> None:
-        """Ends the connection after too long a silence."""
-        if self.to_host.closed:
-            return
-        answers = self.machine.link.answers
-        patience_s = self.session.patience_s if answers else min(_LINK_SILENCE_S, self.session.patience_s)
-        left_s = self.heard_at + patience_s - self.world.now
-        if left_s > 1e-6:
-            self.worker.fleet.later(min(left_s, _LOOK_S), self.watch)  # a policy that loads shortens the patience
-        else:
-            error = LinkLostError(self.machine.spec.name, f"nothing was heard for {patience_s:.0f} s")
-            self.worker.lost(self, self.session.silent(answers, error))
-
-    def beat(self) -> None:
+    def _beat(self) -> None:
         program = self.machine.program
         if not self.to_host.closed and program.generation == self._generation:
             if not program.stopped:
                 program.beat()
-            self.world.later(_BEAT_S, self.beat)
-
-    def close(self) -> None:
-        self.to_program.close()
-        self.to_host.close()
-
-    def program_ended(self) -> None:
-        """The relay to it ends at once; the host learns it over the link."""
-        self.worker.learn_end(self)
-
-    def _way_to_host(self) -> Way:
-        return Way.STALLED if self.worker.fleet.suspended else self.machine.link.to_host
+            self.world.later(_BEAT_S, self._beat)
 
     def _program_hears(self, line: bytes) -> None:
         program = self.machine.program
@@ -136,167 +232,92 @@ class _Attached:
     def _host_hears(self, line: bytes) -> None:
         self.heard_at = self.world.now
         self.world.trace(self.machine.spec.name + ">", line)
-        message = decode_worker_message(line)
-        self.machine.arrives(type(message).__name__, lambda: self._act_on(message))
+        message = decode_worker_message(line) if line else None
+        self.machine.arrives(type(message).__name__, lambda: self._comes(line, message))
 
-    def _act_on(self, message: WorkerMessage) -> None:
+    def _comes(self, line: bytes, message: WorkerMessage | None) -> None:
         if not self.to_host.closed:
             if isinstance(message, SlotSeconds):
                 self.machine.accounted_to, self.machine.left_out_s = self._counts.popleft()
                 self.machine.accounted_at = self.world.now
-            self.ask(lambda session: session.receive(message, b"", self.world.now))
-
-    def _torn(self) -> None:
-        self.worker.lost(self, LinkLostError(self.machine.spec.name, "the connection broke"))
-
-    def _carry_next(self) -> None:
-        size, then = self._transfers[0]
-        seconds = self.machine.link.delay_s() + self.worker.fleet.sending_s(size, self.machine.link.rate)
-        self.world.later(seconds, lambda: self._carried(then, self.world.now))
-
-    def _carried(self, then: Callable[[], object], since: float) -> None:
-        if self.to_host.closed:
-            return
-        if self._way_to_host() is Way.OPEN and self.machine.link.answers:
-            self._transfers.popleft()
-            then()
-            if self._transfers and not self.to_host.closed:
-                self._carry_next()
-        elif self.world.now - since > _STALL_S:
-            self.worker.lost(self, LinkLostError(self.machine.spec.name, "a transfer makes no progress"))
-        else:
-            self.world.later(0.5, lambda: self._carried(then, since))
-
-    def _pushed(self, what: Literal["job", "policy"], blobs: Sequence[Blob]) -> None:
-        self.machine.program.blobs.update(blob.digest for blob in blobs)
-        self.ask(lambda session: session.pushed(what, sum(blob.size for blob in blobs)))
+            self._lines.append(line)
+            self._resume()
 
 
-class SimulatedWorker:
-    """Fulfils what a collector needs of a ``RemoteWorker``."""
+class SimulatedTransfers:
+    """Fulfils what a worker's life needs of ``Transfers``: carries files in the order in which they are asked for."""
 
-    def __init__(self, fleet: SimulatedFleet, machine: Machine) -> None:
-        self.fleet, self.machine, self.spec = fleet, machine, machine.spec
-        self.attached: _Attached | None = None
-        self._job = Job(RUN, b"agent", b"emulator", 10, SLOT_LIMITS, 1, machine.program.orphan_s)
-        self._coming_back = Reconnecting(fleet.limits, Random(f"{machine.spec.name}{fleet.seed}").uniform)
-        self._policy: PublishedPolicy | None = None
-        self._stopping = False
-        self.tried_at = 0.0
-        """When it was connected to last, or tried to be."""
+    def __init__(
+        self,
+        connection: SimulatedConnection,
+        worker: str,
+        post: Callable[[WorkerEvent], None],
+        failed: Callable[[WorkerError], None],
+        guard: Any,
+        *_: Any,
+    ) -> None:
+        self._connection, self._worker, self._post, self._failed, self._guard = connection, worker, post, failed, guard
+        self._fleet, self._machine, self._world = connection.fleet, connection.machine, connection.world
+        self._waiting: deque[tuple[int, Callable[[], object]]] = deque()
 
-    def post(self, event: WorkerEvent) -> None:
-        if isinstance(event, Pulled):
-            self._coming_back.brought()
-        if not self._stopping:
-            self.fleet.post(event)
-
-    def start(self) -> None:
-        self.fleet.later(0.0, self._connect)
-
-    def publish(self, policy: PublishedPolicy) -> None:
-        self._policy = policy
-        self._ask(lambda session: session.announce(policy, self.fleet.world.now))
-
-    def lease(self, tickets: Sequence[Ticket]) -> None:
-        self._ask(lambda session: session.lease(tickets))
-
-    def drop(self, keys: Sequence[Key], lost_to: str) -> None:
-        self._ask(lambda session: session.drop(keys, lost_to))
-
-    def forget(self, episode_id: str) -> None:
-        self._ask(lambda session: session.forget(episode_id))
-
-    def collected(self) -> None:
-        self._ask(lambda session: session.collected())
-
-    def ping(self, now: float) -> None:
-        self._ask(lambda session: session.ping(now))
-
-    def refuse(self, error: WorkerError) -> None:
-        if self.attached is not None:
-            self.lost(self.attached, error)
-
-    def stop(self) -> None:
-        self._stopping = True
-        self._ask(Session.stop)
+    def push(self, need: Need, blobs: Sequence[Blob], then: Callable[[int], None]) -> None:
+        size = sum(blob.size for blob in blobs)
+        self._carry(size, partial(self._pushed, blobs, partial(then, size)))
 
     def pull(self, manifest: EpisodeManifest, ticket: Ticket, path: Path) -> None:
-        if (attached := self.attached) is not None:
-            attached.carry(manifest.size, lambda: self._pulled(attached, manifest, ticket, path, self.fleet.world.now))
+        self._carry(manifest.size, lambda: self._pulled(manifest, ticket, path, self._world.now))
 
-    def lost(self, attached: _Attached | None, error: WorkerError) -> None:
-        """This connection has ended, or could not be made."""
-        if attached is not self.attached:
+    def close(self) -> None:
+        """What is under way ends with the connection."""
+
+    def _carry(self, size: int, then: Callable[[], object]) -> None:
+        self._waiting.append((size, then))
+        if len(self._waiting) == 1:
+            self._carry_next()
+
+    def _carry_next(self) -> None:
+        size, then = self._waiting[0]
+        seconds = self._machine.link.delay_s() + self._fleet.sending_s(size, self._machine.link.rate)
+        self._world.later(seconds, lambda: self._carried(then, self._world.now))
+
+    def _carried(self, then: Callable[[], object], since: float) -> None:
+        if self._is_over:
             return
-        self.attached = None
-        if attached is not None:
-            attached.close()
-        pause_s = self._coming_back.lost(error, self.fleet.world.now)
-        if not self._stopping:
-            out_s = pause_s if self._coming_back.is_out_of_service else None
-            self.fleet.post(Lost(self.machine.spec.name, error, out_s, is_final=pause_s is None))
-            if pause_s is not None:
-                self.fleet.later(pause_s, self._connect)
+        if self._connection.way_to_host() is Way.OPEN and self._machine.link.answers:
+            self._waiting.popleft()
+            try:
+                then()
+            except Exception as error:
+                self._failed(failure_here(self._worker, "carry or check its files", error))
+            if self._waiting and not self._is_over:
+                self._carry_next()
+        elif self._world.now - since > _STALL_S:
+            self._failed(LinkLostError(self._worker, "a transfer makes no progress"))
+        else:
+            self._world.later(0.5, lambda: self._carried(then, since))
 
-    def learn_end(self, attached: _Attached) -> None:
-        """The program has ended; a link that is down does not say so."""
-        ended = LinkLostError(self.machine.spec.name, "the worker program ended")
-        if self.machine.link.to_host is Way.OPEN:
-            self.fleet.later(self.machine.link.delay_s(), lambda: self.lost(attached, ended))
+    @property
+    def _is_over(self) -> bool:
+        return self._connection.to_host.closed
 
-    def vanish(self) -> None:
-        """The host process is gone."""
-        self._stopping = True
-        if self.attached is not None:
-            self.attached.close()
-            self.attached = None
+    def _pushed(self, blobs: Sequence[Blob], then: Callable[[], None]) -> None:
+        self._machine.program.blobs.update(blob.digest for blob in blobs)
+        then()
 
-    def _ask(self, action: Callable[[Session], None]) -> None:
-        if self.attached is not None:
-            self.attached.ask(action)
-
-    def _connect(self) -> None:
-        if self._stopping:
-            return
-        self.tried_at = self.fleet.world.now
-        self._coming_back.connecting(self.tried_at)
-        self.fleet.later(self.machine.connect_s, self._attach)
-
-    def _attach(self) -> None:
-        if self._stopping:
-            return
-        if not self.machine.link.answers:
-            error = LinkLostError(self.machine.spec.name, "it cannot be reached")
-            self.fleet.later(_UNREACHED_S, lambda: self.lost(None, error))
-            return
-        program = self.machine.program
-        program.attach(self._coming_back.replace)
-        attached = self.attached = _Attached(self, self._job, self._policy)
-        program.say, program.ends = attached.say, attached.program_ended
-        attached.ask(lambda session: session.greet(self.fleet.world.now))
-        self.fleet.later(1.0, attached.watch)
-        self.fleet.world.later(_BEAT_S, attached.beat)
-
-    def _pulled(
-        self, attached: _Attached, manifest: EpisodeManifest, ticket: Ticket, path: Path, began_at: float
-    ) -> None:
+    def _pulled(self, manifest: EpisodeManifest, ticket: Ticket, path: Path, began_at: float) -> None:
         """What ``Transfers`` makes of a file that came."""
-        name, program = self.machine.spec.name, self.machine.program
+        name, program = self._worker, self._machine.program
         _, spooled = program.ready.get(manifest.episode_id, (None, None))
-        if self.fleet.disk_is_full:
-            if attached is self.attached:
-                self.fleet.later(0.5, lambda: self._pulled(attached, manifest, ticket, path, began_at))
+        if self._fleet.disk_is_full:
+            if not self._is_over:
+                self._fleet.later(0.5, lambda: self._pulled(manifest, ticket, path, began_at))
         elif spooled is None or manifest.episode_id in program.damaged:
-            self.post(PullRefused(name, manifest, "the file is gone or damaged"))
+            self._post(PullRefused(name, manifest, "the file is gone or damaged"))
         else:
             episode = Trajectory(spooled, manifest.episode_id, name, manifest.slot, [finished_step], SEEN, success=True)
             try:
-                self._job.guard.check(episode, ticket, name)
+                self._guard.check(episode, ticket, name)
             except TrajectoryError as error:
-                self.post(PullRefused(name, manifest, str(error)))
+                self._post(PullRefused(name, manifest, str(error)))
                 return
-            self.post(Pulled(name, manifest, episode, path, self.fleet.world.now - began_at))
-
-
-SLOT_LIMITS = SlotLimits(boot_s=5.0, reset_s=5.0, step_s=8.0, failures=3, quarantine_s=10.0)
+            self._post(Pulled(name, manifest, episode, path, self._world.now - began_at))

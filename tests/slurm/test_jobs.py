@@ -27,7 +27,6 @@ from digirl_dist.slurm.jobs import Jobs, SlurmAddress, parse, why_ended
 from digirl_dist.slurm.nodes import Nodes, SrunConnection
 from digirl_dist.storage.events import Events
 from digirl_dist.storage.status import Status
-from digirl_dist.strands.lookout import LOOKOUT
 
 
 def addresses(*entries: Any, **settings: Any) -> list[SlurmAddress]:
@@ -116,7 +115,7 @@ def test_a_node_that_this_host_cannot_watch_any_more_is_lost(tmp_path: Path, mon
 
     with SrunConnection(SlurmAddress("w1", "slurm"), [], "", SshSettings(ping_s=0.1)) as connection:
         assert connection.open("echo here").readline(120.0) == b"here\n"
-        monkeypatch.setattr(LOOKOUT, "when_readable", refused)
+        monkeypatch.setattr(connection._life, "_take_in", refused)
         eventually(lambda: not connection.alive)
         with pytest.raises(LinkLostError, match="Too many open files"):
             connection.open("true")

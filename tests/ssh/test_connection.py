@@ -330,19 +330,23 @@ def test_a_program_behind_a_dead_link_is_not_taken_for_silent_before_the_link_is
 ) -> None:
     patient = dataclasses.replace(limits, silence_s=60.0)
     with connect(openssh.address, patient) as link:
-        worker = SshWorkerConnection(link, link.open(["cat"]), CourierClient(link, ["cat"], patient))
+        worker = SshWorkerConnection(link, link.open(["cat"]), CourierClient(link.open(["cat"]), patient))
         assert worker.answers()
         openssh.freeze()
         assert not worker.answers() and link.alive
 
 
-def test_closing_a_connection_to_a_frozen_server_does_not_wait(server: Server, limits: SshSettings) -> None:
+def test_closing_a_connection_to_a_frozen_server_does_not_wait_and_ends_the_wait_of_another_thread(
+    server: Server, limits: SshSettings
+) -> None:
     link = connect(server.address, dataclasses.replace(limits, silence_s=60.0, stall_s=60.0))
-    link.open(["cat"])
-    server.freeze()
-    started = time.monotonic()
-    link.close()
-    assert time.monotonic() - started < 20.0
+    channel = link.open(["cat"])
+    with ThreadPoolExecutor() as pool:
+        heard = pool.submit(channel.readline)
+        server.freeze()
+        started = time.monotonic()
+        link.close()
+        assert isinstance(heard.exception(), LinkLostError) and time.monotonic() - started < 20.0
 
 
 def test_a_killed_server_is_a_lost_link_not_an_empty_output(server: Server, limits: SshSettings) -> None:

@@ -14,6 +14,7 @@ from ssh.conftest import Server
 from digirl_dist.errors import InstallError, LinkLostError, MisconductError, TooSlowError, WorkerError
 from digirl_dist.fleet.remote_python import RemotePython
 from digirl_dist.settings import SshSettings
+from digirl_dist.ssh.channel import Deadline
 from digirl_dist.ssh.connect import connect
 from digirl_dist.ssh.connection import Connection
 from digirl_dist.ssh.courier import CourierClient, Put
@@ -47,6 +48,15 @@ def within(action: Callable[[], object], error: type[Exception], match: str) -> 
     with pytest.raises(error, match=match):
         action()
     assert time.monotonic() - started < WELL_OVER
+
+
+def test_time_in_which_this_process_was_held_up_itself_does_not_count() -> None:
+    deadline = Deadline(10.0)
+    at = deadline.at
+    deadline.waited(time.monotonic() - 1.0)
+    assert deadline.at == at
+    deadline.waited(time.monotonic() - 60.0)
+    assert 60.0 <= deadline.at - at < 70.0
 
 
 @pytest.mark.parametrize("peer", [DRIPS, FLOODS_STDERR])
@@ -95,7 +105,7 @@ def test_a_flood_on_stderr_is_kept_in_part_and_holds_nobody_up(link: Connection)
 
 
 def test_a_peer_that_takes_a_byte_now_and_then_is_given_up(link: Connection, short: SshSettings) -> None:
-    courier = CourierClient(link, ["sh", "-c", SINK], short)
+    courier = CourierClient(link.open(["sh", "-c", SINK]), short)
     data = bytes(8 << 20)
     within(lambda: courier.put_many([Put("file", data, digest(data))]), TooSlowError, "slowest_kb_s")
 
@@ -104,17 +114,17 @@ def test_a_peer_that_takes_a_byte_now_and_then_is_given_up(link: Connection, sho
 def test_a_file_that_comes_by_drops_is_given_up(
     link: Connection, short: SshSettings, tmp_path: Path, file: str
 ) -> None:
-    courier = CourierClient(link, ["sh", "-c", f"read asked; echo '{file}'; {DRIPS}"], short)
+    courier = CourierClient(link.open(["sh", "-c", f"read asked; echo '{file}'; {DRIPS}"]), short)
     within(lambda: get(courier, "e", tmp_path / "e", "0" * 32, 4_000_000), TooSlowError, "moved no data for 1 s")
 
 
 def test_an_answer_that_comes_by_drops_is_given_up(link: Connection, short: SshSettings) -> None:
-    courier = CourierClient(link, ["sh", "-c", DRIPS], short)
+    courier = CourierClient(link.open(["sh", "-c", DRIPS]), short)
     within(lambda: courier.put_many([Put("e", b"x", digest(b"x"))]), TooSlowError, "moved no data for 1 s")
 
 
 def test_more_than_was_announced_is_not_written(link: Connection, short: SshSettings, tmp_path: Path) -> None:
-    courier = CourierClient(link, ["sh", "-c", f"read asked; echo '{{\"size\": 10000000000}}'; {FLOODS}"], short)
+    courier = CourierClient(link.open(["sh", "-c", f"read asked; echo '{{\"size\": 10000000000}}'; {FLOODS}"]), short)
     within(lambda: get(courier, "e", tmp_path / "e", "0" * 32, 6000), MisconductError, "announced with 6000 bytes")
     assert sum(path.stat().st_size for path in tmp_path.iterdir()) <= 12_000
 
@@ -133,7 +143,7 @@ def test_an_answer_of_another_shape_is_the_workers_fault(
     link: Connection, short: SshSettings, tmp_path: Path, answer: str
 ) -> None:
     patient = dataclasses.replace(short, stall_s=WELL_OVER / 2)
-    courier = CourierClient(link, ["sh", "-c", f"read asked; {answer}; sleep 20"], patient)
+    courier = CourierClient(link.open(["sh", "-c", f"read asked; {answer}; sleep 20"]), patient)
     within(lambda: get(courier, "e", tmp_path / "e", "0" * 32, 6), MisconductError, "its courier answers with")
 
 

@@ -43,7 +43,7 @@ def there(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def courier(link: Connection, there: Path, limits: SshSettings) -> Iterator[CourierClient]:
-    with CourierClient(link, courier_command(there), limits) as courier:
+    with CourierClient(link.open(courier_command(there)), limits) as courier:
         yield courier
 
 
@@ -125,7 +125,7 @@ def test_twenty_couriers_put_at_once(server: Server, limits: SshSettings, tmp_pa
         connect(server.address, limits) as three,
     ):
         couriers = [
-            CourierClient(link, courier_command(tmp_path / f"there{n}"), SshSettings())
+            CourierClient(link.open(courier_command(tmp_path / f"there{n}")), SshSettings())
             for n, link in enumerate([one, two, three] * 7)
         ]
         data = os.urandom(1_000_000)
@@ -212,7 +212,7 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
 
 
 def test_a_full_disk_is_named_and_leaves_nothing(link: Connection, limits: SshSettings, small_disk: Path) -> None:
-    with CourierClient(link, courier_command(small_disk), limits) as courier:
+    with CourierClient(link.open(courier_command(small_disk)), limits) as courier:
         _put(courier, fits=bytes(1_000_000))
         with pytest.raises(
             WorkerError, match="cannot write large: No space left on device -> delete files there, or set"
@@ -223,7 +223,7 @@ def test_a_full_disk_is_named_and_leaves_nothing(link: Connection, limits: SshSe
 
 
 def test_a_courier_that_cannot_start_says_why(link: Connection, limits: SshSettings) -> None:
-    courier = CourierClient(link, ["no-such-python", "-m", "digirl_dist.worker_program.courier"], limits)
+    courier = CourierClient(link.open(["no-such-python", "-m", "digirl_dist.worker_program.courier"]), limits)
     with pytest.raises(WorkerError, match="ended with status 127: .*no-such-python.*not found"):
         _put(courier, file=bytes(10_000_000))
 
@@ -251,7 +251,7 @@ def test_an_error_of_the_source_ends_the_courier_instead_of_mixing_files_up(cour
 def test_a_server_killed_in_the_middle_of_a_put_leaves_no_file(
     server: Server, limits: SshSettings, there: Path
 ) -> None:
-    with connect(server.address, limits) as link, CourierClient(link, courier_command(there), limits) as courier:
+    with connect(server.address, limits) as link, CourierClient(link.open(courier_command(there)), limits) as courier:
         _put(courier, first=b"x")
         with pytest.raises(LinkLostError):
             threading.Timer(0.2, server.kill).start()
@@ -265,7 +265,7 @@ def test_a_server_killed_in_the_middle_of_a_get_leaves_no_file(
     there.mkdir()
     with open(there / "big", "wb") as file:
         file.truncate(2_000_000_000)
-    with connect(server.address, limits) as link, CourierClient(link, courier_command(there), limits) as courier:
+    with connect(server.address, limits) as link, CourierClient(link.open(courier_command(there)), limits) as courier:
         threading.Thread(target=_kill_once_there, args=[tmp_path / "big.part", server], daemon=True).start()
         with pytest.raises(LinkLostError):
             get(courier, "big", tmp_path / "big", "0" * 32, 2_000_000_000)

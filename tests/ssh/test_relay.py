@@ -46,7 +46,7 @@ class Worker:
         assert relay is not None
         self.relay = relay
         courier = [*python, "-m", "digirl_dist.worker_program.courier", "--folder", str(folder)]
-        self._files = CourierFiles(CourierClient(connection, courier, SshSettings()), relay=relay)
+        self._files = CourierFiles(CourierClient(connection.open(courier), SshSettings()), relay=relay)
         self.events: list[WorkerEvent] = []
 
     def get(self, blobs: list[Blob]) -> int:

@@ -3,14 +3,20 @@
 from __future__ import annotations
 
 import hashlib
+import os
 from pathlib import Path
 
 import pytest
 
-from digirl_dist.errors import ProtocolError
+from digirl_dist.errors import ProtocolError, WorkerError
 from digirl_dist.protocol.job_folder import JobFolder
-from digirl_dist.protocol.relay import Answer, Fetch, Offer, Tensor, decode, encode
+from digirl_dist.protocol.relay import Answer, Offer, Tensor, decode, encode
+from digirl_dist.settings import SshSettings
+from digirl_dist.ssh.courier import CourierClient
+from digirl_dist.ssh.openssh_channel import OpenSshChannel, ProcessSession
 from digirl_dist.worker_program.relay_fetch import Fetcher, Refused
+
+pytestmark = pytest.mark.component
 
 CONTENTS = {"aa": bytes(range(256)) * 40, "bb": b"", "cc": b"x" * 70_000}
 
@@ -27,48 +33,47 @@ def folder(tmp_path: Path) -> JobFolder:
     return folder
 
 
-@pytest.fixture
-def fetcher(folder: JobFolder) -> Fetcher:
-    wanted = [tensor(digest) for digest in CONTENTS]
-    return Fetcher(folder, Fetch("10.0.0.2", 22, "ann", "SHA256:" + "a" * 43, "ed25519", "", wanted))
-
-
 def stream(*digests: str, **other: bytes) -> bytes:
     return b"".join(
         encode(Answer(size=len(CONTENTS[digest]))) + other.get(digest, CONTENTS[digest]) for digest in digests
     )
 
 
-@pytest.mark.parametrize("step", [1, 997, 1 << 20])
-def test_tensors_come_in_any_pieces(folder: JobFolder, fetcher: Fetcher, step: int) -> None:
-    data = stream(*CONTENTS)
-    assert fetcher.requests().count(b"\n") == 3
-    for start in range(0, len(data), step):
-        fetcher.take_in(memoryview(data)[start : start + step])
+def fetched(folder: JobFolder, answers: bytes) -> Fetcher:
+    """Has a courier answer so, once it has heard what is wanted."""
+    said = folder.root / "answers"
+    said.write_bytes(answers)
+    session = ProcessSession(["sh", "-c", f"head -n {len(CONTENTS)} >/dev/null; cat {said}"], os.environ)
+    channel = OpenSshChannel(session, "there", "ssh", 60.0, 1.0, lambda wait_s: None)
+    fetcher = Fetcher(folder, [tensor(digest) for digest in CONTENTS])
+    with CourierClient(channel, SshSettings()) as courier:
+        fetcher.fetch(courier)
+    return fetcher
+
+
+def test_tensors_appear_under_their_names(folder: JobFolder) -> None:
+    (folder.blobs / "cc.relay.part").write_bytes(b"left by an earlier attempt")
+    fetched(folder, stream(*CONTENTS))
     assert {path.name: path.read_bytes() for path in folder.blobs.iterdir()} == CONTENTS
-    assert fetcher.is_done
 
 
 LIES = {
     "other bytes": (stream("aa", aa=bytes(10_240)), "other bytes"),
-    "another tensor": (stream("bb"), "which has 10240"),
-    "more bytes": (encode(Answer(size=10**15)), "which has 10240"),
+    "another tensor": (stream("bb"), "other bytes"),
+    "more bytes": (encode(Answer(size=10**15)), "announced with 10240"),
     "a refusal": (encode(Answer("no")), "no"),
-    "a tensor twice": (stream("aa", "aa"), "which has 0"),
-    "a line without an end": (b"x" * 5000, "protocol"),
+    "a tensor twice": (stream("aa", "aa"), "other bytes"),
+    "a line without an end": (b"x" * 5000, "ended with status 0"),
     "no message": (b'{"size":"3"}\n', "Expected"),
 }
 
 
 @pytest.mark.parametrize("lie", LIES)
-def test_nothing_else_is_accepted_and_nothing_of_it_stays(folder: JobFolder, fetcher: Fetcher, lie: str) -> None:
+def test_nothing_else_is_accepted_and_nothing_of_it_stays(folder: JobFolder, lie: str) -> None:
     data, reason = LIES[lie]
-    fetcher.requests()
-    with pytest.raises((Refused, ProtocolError), match=reason):
-        fetcher.take_in(memoryview(data))
-    fetcher.drop()
-    honest = ["aa"] if lie == "a tensor twice" else []
-    assert [path.name for path in folder.blobs.iterdir()] == honest and not fetcher.is_done
+    with pytest.raises((Refused, WorkerError), match=reason):
+        fetched(folder, data)
+    assert [path.name for path in folder.blobs.iterdir()] == (["aa"] if lie == "a tensor twice" else [])
 
 
 @pytest.mark.parametrize(

@@ -1,19 +1,19 @@
-"""Work in order on threads that all strands share, so that a strand with nothing to do costs no thread."""
+"""Threads that all workers share: they do queued work in order, and a queue with no work holds none."""
 
 from __future__ import annotations
 
 import queue
 import threading
 from collections import deque
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Callable
+from contextlib import suppress
 
 Work = Callable[[], object]
 
 _IDLE_S = 10.0
 
 
-class Threads:
+class SharedThreads:
     """Daemon threads for work that may wait as long as it likes: if none is idle, one more is started.
 
     One that has been idle for ``idle_s`` ends, except for the last: with that one, work goes on even while the machine
@@ -33,7 +33,7 @@ class Threads:
         if given is not None:
             given.put(work)
         else:
-            threading.Thread(target=self._live, args=[deque([work])], name="strand", daemon=True).start()
+            threading.Thread(target=self._live, args=[deque([work])], name="shared", daemon=True).start()
 
     def _live(self, work: deque[Work]) -> None:
         """Keeps no reference to work that is done: it may hold the last one to a connection."""
@@ -55,28 +55,17 @@ class Threads:
                     return []
 
 
-ALL = Threads()
+_ALL = SharedThreads()
 
 
-@contextmanager
-def named(name: str) -> Iterator[None]:
-    """Gives this thread another name for a while, for whoever looks at what this process does."""
-    thread = threading.current_thread()
-    before, thread.name = thread.name, name
-    try:
-        yield
-    finally:
-        thread.name = before
-
-
-class Strand:
+class SerialQueue:
     """Does pieces of work one after the other, in the order in which they came.
 
     The first that raises ends it: ``failed`` gets the exception, and what waits is never done.
     """
 
-    def __init__(self, name: str, failed: Callable[[Exception], None], threads: Threads = ALL) -> None:
-        """``name`` is that of the thread that works for it, meanwhile."""
+    def __init__(self, name: str, failed: Callable[[Exception], None], threads: SharedThreads = _ALL) -> None:
+        """A thread that works for it bears this name meanwhile."""
         self._name = name
         self._failed = failed
         self._threads = threads
@@ -107,12 +96,15 @@ class Strand:
                 self._waiting.clear()
 
     def _work(self) -> None:
+        thread = threading.current_thread()
+        before, thread.name = thread.name, self._name
         try:
-            with named(self._name):
-                while (work := self._next()) is not None:
-                    work()
+            while (work := self._next()) is not None:
+                work()
         except Exception as error:
             self._fail(error)
+        finally:
+            thread.name = before
 
     def _next(self) -> Work | None:
         with self._lock:

@@ -1,1 +1,0 @@
-"""Strands: do each worker's work in order, on threads that all workers share."""
