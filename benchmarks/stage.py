@@ -10,7 +10,7 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -23,7 +23,6 @@ from benchmarks.measure import sized, waiting_for
 from benchmarks.sshd import Sshd
 from digirl_dist.collect.dispatch import DispatchRules
 from digirl_dist.collect.fleet_collector import FleetCollector
-from digirl_dist.collect.iteration import Closing
 from digirl_dist.collection import CollectionResult
 from digirl_dist.emulator.rehearsal import RehearsalEmulator, rehearsal_spec, rehearsal_tasks
 from digirl_dist.fleet.fleet import Fleet
@@ -137,7 +136,7 @@ class Ours:
         self._relays = relays
         self.fleet = self._fleet(folder, machines, weight, dtype)
         status = Status(folder / "status.json")
-        parts = limits, DispatchRules(), Closing(), self.store, self._events, status
+        parts = limits, DispatchRules(), self.store, self._events, status
         self.collector = FleetCollector(self.fleet, *parts)
 
     def _fleet(
@@ -169,10 +168,6 @@ class Ours:
             change(self._policy)
         return self._checkpoints.save(iteration, self._policy.state_dict(), {}, {})
 
-    def close_early(self, share: float) -> None:
-        """From now on an iteration closes with this share of its episodes; the others count in the next one."""
-        self.collector.terms = replace(self.collector.terms, closing=Closing(share))
-
     def warm_up(self, rounds: int = 100) -> None:
         """Until every slot of every worker has acted, so that nothing is started while we measure."""
         for number in range(_WARM_UP, _WARM_UP + rounds):
@@ -185,14 +180,19 @@ class Ours:
                 return
         raise TimeoutError("some slots of the workers never acted")
 
-    def iteration(self, number: int, count: int) -> tuple[CollectionResult, float]:
-        """Collect ``count`` tickets under a new checkpoint; the seconds until all of them are in the store."""
+    def iteration(self, number: int, count: int, ahead: int = 0) -> tuple[CollectionResult, float]:
+        """Collect ``count`` tickets under a new checkpoint; the seconds until all of them are in the store.
+
+        Slots that are idle begin with those of ``ahead`` iterations after it.
+        """
         checkpoint, wanted = self.checkpoint(number), tickets(number, count)
+        for later in range(number + 1, number + 1 + ahead):
+            self.collector.prefetch(checkpoint, tickets(later, count))
         started = time.monotonic()
         with waiting_for(f"iteration {number} of {self.name}:", lambda: f"{self._came(number)}/{count} episodes"):
             result = self.collector.collect(checkpoint, wanted)
         self.store.append(result)
-        assert len(result.trajectories) == count or self.collector.terms.closing.share < 1
+        assert len(result.trajectories) == count
         return result, time.monotonic() - started
 
     def push(self, checkpoint: Checkpoint) -> tuple[float, int]:

@@ -29,8 +29,7 @@ class WorkerResult:
 
 @dataclass
 class CollectionResult:
-    """The fleet's episodes: one per ticket of the iteration, unless it closed early, and those carried in from the
-    iteration before. Times are monotonic seconds of the host."""
+    """The fleet's episodes: one per ticket of the iteration. Times are monotonic seconds of the host."""
 
     iteration: int
     trajectories: Sequence[Trajectory]
@@ -51,10 +50,6 @@ class CollectionResult:
     purpose: Purpose = "train"
     measured: int = 0
     """The policy version of a measurement."""
-    carried: int = 0
-    """Episodes still running when the iteration closed; the next result has them."""
-    cancelled: int = 0
-    """Tickets not started when the iteration closed; they never run."""
     set_aside: Sequence[str] = ()
     """Each ticket that failed too often on too many workers, with the reasons; it is not asked again."""
     judging: dict[str, float] = field(default_factory=dict)

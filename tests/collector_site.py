@@ -18,7 +18,6 @@ from user_classes import Coin, Counter, FairCoin
 from chaos.processes import running
 from digirl_dist.assembly.collector import RunContext, build_collector
 from digirl_dist.collect import Collector
-from digirl_dist.collect.iteration import Closing
 from digirl_dist.collection import CollectionResult
 from digirl_dist.emulator.plugins import Device
 from digirl_dist.settings import (
@@ -80,7 +79,6 @@ class Site:
         folder: Path,
         stack: ExitStack,
         kind: Kind,
-        closing: Closing = Closing(),  # noqa: B008 - it is frozen
         iterations: int = 1,
         workers: int = 2,
         speculate: bool = True,
@@ -125,9 +123,8 @@ class Site:
         plan = Plan([Task("count")], 6, seed=0)
         self.status = Status(folder / "status.json")
         make = partial(agent, Counter.spec)
-        context = RunContext(
-            settings, device, make, plan, self.folder, self.store, events, self.status, closing, ahead=kind.ahead
-        )
+        parts = settings, device, make, plan, self.folder, self.store, events, self.status
+        context = RunContext(*parts, ahead=kind.ahead)
         self.collector: Collector = build_collector(context, stack)
 
     def save(self, iteration: int) -> Checkpoint:

@@ -180,7 +180,7 @@ class NearCollectorSettings(CollectorPlugin):
 
         context.events.emit("near", emulators=self.emulators)
         settings = replace(context.settings, bsize=self.emulators)
-        parts = context.device, context.agent, context.store, context.events, context.status, context.closing
+        parts = context.device, context.agent, context.store, context.events, context.status
         return inline_collector(settings, *parts)
 '''
 

@@ -128,8 +128,8 @@ def _plain(decision: Any, name: str) -> Decision | NoDecision:
         raise AgentError(f"{name} returned {_described(decision)} in place of a Decision")
     action = decision.action.tolist() if hasattr(decision.action, "tolist") else decision.action
     try:
-        ids = (tuple(array("i", tokens)) for tokens in (decision.tokens, decision.prompt_tokens))
-        return Decision(action, float(decision.log_prob), tuple(map(float, decision.token_log_probs)), *ids)
+        written, read = (tuple(array("i", tokens)) for tokens in (decision.tokens, decision.prompt_tokens))
+        return Decision(action, float(decision.log_prob), tuple(map(float, decision.token_log_probs)), written, read)
     except (TypeError, ValueError, OverflowError) as error:
         of_tokens = f"token_log_probs {decision.token_log_probs!r:.100}, and tokens {decision.tokens!r:.100}"
         said = f"log_prob is {decision.log_prob!r:.100}, {of_tokens}"

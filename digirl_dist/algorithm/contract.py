@@ -17,7 +17,6 @@ from digirl_dist.user_code.entry_point import saved_state
 
 if TYPE_CHECKING:
     from digirl_dist.algorithm import Algorithm, ExpectingAlgorithm
-    from digirl_dist.storage.trajectory_store import Store
 
 _MAPPINGS = (dict, OrderedDict, Counter)
 _SEQUENCES = (list, tuple, set)
@@ -61,11 +60,10 @@ def _cells(row: Row) -> update_table.Cells:
     return (*place, row.outcome, row.reason, row.weight, row.advantage, row.value, row.learned)
 
 
-def expect(algorithm: Algorithm, store: Store, iteration: int) -> None:
-    """Reports the tickets that are left to run to an algorithm that wants to know (see ``ExpectingAlgorithm``)."""
+def expect(algorithm: Algorithm) -> None:
+    """Reports to an algorithm that wants to know (see ``ExpectingAlgorithm``) that no ticket is left to run."""
     if hasattr(algorithm, "expect"):
-        left = [store.left_out(number)[0] for number in (iteration - 1, iteration)]
-        cast("ExpectingAlgorithm", algorithm).expect(*left)
+        cast("ExpectingAlgorithm", algorithm).expect((), ())
 
 
 def _unreadable(value: Any, place: str, known: set[type]) -> str:

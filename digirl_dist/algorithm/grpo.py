@@ -60,7 +60,7 @@ class Moved:
 class Grpo(OptimizerIsTheState):
     """Fulfils ``Algorithm``. Compares each fresh episode with its group.
 
-    The policy that acted need not be the one that learns: it may be older (``collect_ahead``), or compute in another
+    The policy that acted need not be the one that learns: it may be older (``ahead``), or compute in another
     precision. So ratios are taken to the policy as it is before the update, and its own ratio to the one that acted,
     truncated, becomes a weight (the decoupled objective of arXiv 2110.00641, as used for language models in arXiv
     2505.24298).

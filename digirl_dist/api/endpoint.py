@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from digirl_dist.agent.contract import ActsAlone
+from digirl_dist.agent.plugins.endpoint import EndpointSettings
 from digirl_dist.api import arguments
 from digirl_dist.chat import Messages
 from digirl_dist.errors import DigirlDistError
-from digirl_dist.settings import EndpointSettings
 from digirl_dist.settings.engines import refuse_address
 from digirl_dist.trajectory import Decision, NoDecision, Observation
 from digirl_dist.types import Json

@@ -52,7 +52,7 @@ _MEASURES = {"task_mode": "evaluate"}
 _OF_LEARNING = (
     *("task_mode", "train_algorithm", "train_mode", "train_iterations", "eval_iterations", "algorithm", "offline"),
     *("evaluation", "start_from", "save_freq", "keep_checkpoints", "loggers", "logger_project"),
-    *("media", "close", "collect_ahead", "max_staleness", "distributed"),
+    *("media", "ahead", "distributed"),
 )
 _DECIDED = {
     **dict.fromkeys(_OF_LEARNING, "a fleet measures: it learns nothing"),

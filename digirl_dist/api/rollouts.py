@@ -144,17 +144,18 @@ class Rollouts:
         """
         ready: queue.SimpleQueue[Any] = queue.SimpleQueue()
         forming: dict[Rollout, _Forming] = {}
-        asked, more = enumerate(tasks), True
+        asked, more, size = enumerate(tasks), True, 1
         self._stream.goes_on += 1
         try:
             while True:
-                while more and (not forming or len(forming) <= (ahead + 1) * self.slots()):
+                while more and (not forming or len(forming) + size <= (ahead + 1) * self.slots()):
                     if (following := next(asked, None)) is None:
                         more = False
                         self._stream.goes_on -= 1
                         break
                     members = ask(*following)
-                    group = _Forming(following[1], len(members))
+                    size = len(members)
+                    group = _Forming(following[1], size)
                     for member in members:
                         forming[member] = group
                         member.add_done_callback(ready.put)

@@ -21,14 +21,15 @@ from digirl_dist.assembly.parts import (
 from digirl_dist.capacity import Machine, pool_size
 from digirl_dist.collect import Collector, StreamingCollector
 from digirl_dist.collect.around import JudgedCollector, OfflineCollector, OfflineFirst, StoredCollector
-from digirl_dist.collect.iteration import Closing, Terms
 from digirl_dist.collect.leases import LeaseLedger
+from digirl_dist.collect.pace import Lengths
 from digirl_dist.emulator.plugins import Device
 from digirl_dist.fleet.ledger import Shares
 from digirl_dist.fleet.roster import worker_configs
 from digirl_dist.rollout.slot import slot_limits
 from digirl_dist.settings import Inference, OpenAIEngineSettings, Parallel, Settings, configuration
 from digirl_dist.settings.run import needs_emulators
+from digirl_dist.storage import json_lines
 from digirl_dist.storage.checkpoint import Checkpoint
 from digirl_dist.storage.events import Events
 from digirl_dist.storage.run_folder import RunFolder
@@ -46,6 +47,10 @@ if TYPE_CHECKING:
     from digirl_dist.slurm.nodes import Nodes
 
 
+_NEWEST_EVENTS = 4 << 20
+"""Bytes of events in which the lengths of earlier episodes are looked for."""
+
+
 @dataclass(frozen=True)
 class RunContext:
     """What the parts of one run stand on."""
@@ -58,7 +63,6 @@ class RunContext:
     store: Store
     events: Events
     status: Status
-    closing: Closing = Closing()  # noqa: RUF009 - frozen
     ahead: int = 0
     measured: int | None = None
     """The policy version, if that is measured and nothing is learned."""
@@ -97,7 +101,12 @@ def _emulators(context: RunContext, stack: ExitStack) -> StreamingCollector:
         return collector_plugin(context.settings).build(context, stack)
     settings, told = context.settings, (context.store, context.events, context.status)
     agent = context.agent if context.acts_here else placed(settings, context.agent)
-    return inline_collector(settings, context.device, agent, *told, context.closing, context.acts_here)
+    return inline_collector(settings, context.device, agent, *told, context.acts_here, _lengths(context))
+
+
+def _lengths(context: RunContext) -> Lengths:
+    """Returns how long each task's episodes took so far."""
+    return Lengths(json_lines.read(context.folder.events, _NEWEST_EVENTS))
 
 
 def _judged(collector: StreamingCollector, context: RunContext) -> StreamingCollector:
@@ -114,16 +123,16 @@ def inline_collector(
     store: Store,
     events: Events,
     status: Status,
-    closing: Closing,
     newest: bool = False,
+    lengths: Lengths | None = None,
 ) -> StreamingCollector:
     """Episodes in emulator processes of this machine. ``newest``: that policy version acts in all of them."""
     from digirl_dist.collect.inline import InlineCollector, InlineJob
 
     pool = pool_size(settings.bsize if isinstance(settings.bsize, int) else None, Machine.here(), device.needs)
     job = InlineJob(agent, device.factory, pool, slot_limits(settings.limits), device.max_steps, device.guard, newest)
-    terms = Terms(closing, settings.limits.set_aside_share)
-    return InlineCollector(job, settings.limits.episode_attempts, terms, store, events, status)
+    limits = settings.limits
+    return InlineCollector(job, limits.episode_attempts, limits.set_aside_share, store, events, status, lengths)
 
 
 def fleet_collector(fleet: Fleet[Any], context: RunContext) -> StreamingCollector:
@@ -137,12 +146,12 @@ def fleet_collector(fleet: Fleet[Any], context: RunContext) -> StreamingCollecto
         fleet,
         settings.limits,
         rules,
-        context.closing,
         context.store,
         context.events,
         context.status,
         context.device.max_steps,
         ledger=LeaseLedger(context.folder.leases),
+        lengths=_lengths(context),
     )
     collector.attend()
     return collector

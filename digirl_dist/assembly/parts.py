@@ -252,7 +252,8 @@ def build_host_policy(
     from digirl_dist.user_code.packing import pack
 
     made: Any = agent() if acts_here else None
-    if isinstance(made, ServedAgent):
+    is_served = isinstance(made, ServedAgent)
+    if is_served:
         made.away = outages = Outages(events, status, made.endpoint.url)
         return EnginePolicies(made, made.endpoint.at_once, outages, made.close, newest)
     batching, limit_s = Batching(settings.inference_batch, settings.inference_wait_ms / 1000), settings.limits.stuck_s

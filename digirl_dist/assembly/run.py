@@ -21,7 +21,6 @@ from digirl_dist.assembly.parts import (
     tells_success,
 )
 from digirl_dist.assembly.trainers import Learning
-from digirl_dist.collect.iteration import Closing
 from digirl_dist.emulator.plugins import Device
 from digirl_dist.host import Evaluator
 from digirl_dist.parallel.failure import telling
@@ -49,7 +48,6 @@ class RunSpec:
     source: configuration.Source | None
     root: Path
     """Of the run folder."""
-    closing: Closing
     ahead: int
     device: Device
     agent: AgentFactory
@@ -82,7 +80,7 @@ def measure(settings: Settings, progress: Progress) -> None:
 
 def _run(settings: Settings, rank: Rank | None, source: configuration.Source | None, progress: Progress) -> None:
     validate.refuse_contradictions(settings, rank=rank)
-    closing, ahead = schedule.closing(settings), schedule.iterations_ahead(settings)
+    ahead = schedule.iterations_ahead(settings)
     device = build_device(settings, settings.emulator)
     agent = agent_plugin(settings).build(device.spec)
     refuse_devices(settings, rank)
@@ -90,7 +88,7 @@ def _run(settings: Settings, rank: Rank | None, source: configuration.Source | N
     Metrics(root / "metrics.jsonl")  # a damaged file is refused before anything is written
     learning = Learning(settings, device, agent, rank)
     if rank is None or rank.is_first:
-        _lead(RunSpec(settings, source, root, closing, ahead, device, agent), learning, progress)
+        _lead(RunSpec(settings, source, root, ahead, device, agent), learning, progress)
     else:
         with telling(rank):
             learning.follow()
@@ -129,7 +127,7 @@ def _lead(spec: RunSpec, learning: Learning, progress: Progress) -> None:
         store.sweep()
         shared = settings, spec.device, spec.agent, plan, folder, store, events, status
         version = measured.iteration if measured else None
-        collector = build_collector(RunContext(*shared, spec.closing, spec.ahead, version, spec.source), stack)
+        collector = build_collector(RunContext(*shared, spec.ahead, version, spec.source), stack)
         stack.callback(status.host, "stop the workers")
         if measured:
             host.evaluate(collector, measured, store, plan, report, settings.eval_iterations)

@@ -1,4 +1,4 @@
-"""What is collected, when an iteration closes, and which data an update sees, as the training modes have it."""
+"""What is collected, how far ahead, and which data an update sees, as the training modes have it."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from digirl_dist.assembly.parts import algorithm_plugin, build_device
-from digirl_dist.collect.iteration import Closing
 from digirl_dist.settings import Settings, TaskMode, TaskSplit, TrainMode
 from digirl_dist.settings.run import only_measures
 from digirl_dist.tasks import Plan, Purpose, Task
@@ -30,19 +29,9 @@ def offline_data(settings: Settings) -> tuple[str, ...]:
     return () if settings.train_mode is TrainMode.online else tuple(settings.offline.data)
 
 
-def closing(settings: Settings) -> Closing:
-    """Returns when an iteration ends. A measurement has all of its episodes: the longest would be missing otherwise."""
-    if settings.close == "all" or only_measures(settings):
-        return Closing()
-    number = float(settings.close.removesuffix("s"))
-    return Closing(after_s=number) if settings.close.endswith("s") else Closing(share=number)
-
-
 def iterations_ahead(settings: Settings) -> int:
-    """Iterations to collect ahead: no more than ``max_staleness`` allows, and none where nothing is learned."""
-    limit = settings.max_staleness
-    ahead = settings.collect_ahead if limit is None else min(settings.collect_ahead, limit)
-    return 0 if only_measures(settings) else ahead
+    """Iterations to collect ahead: none where nothing is learned."""
+    return 0 if only_measures(settings) else settings.ahead
 
 
 def plan(settings: Settings, tasks: Sequence[Task]) -> Plan:

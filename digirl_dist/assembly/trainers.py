@@ -64,7 +64,7 @@ class Learning:
             run_root(settings) / "checkpoints",
             settings.save_freq,
             settings.keep_checkpoints,
-            in_use=settings.collect_ahead,
+            in_use=settings.ahead,
             policy=describe_policy(settings, self.device.spec),
         )
         return found if write_policy is None else found.with_write_policy(write_policy)
@@ -127,7 +127,6 @@ class Learning:
             settings.seed,
             peers,
             read_datasets(offline) if offline else (),
-            settings.max_staleness,
         )
 
     def _store(self) -> Store:

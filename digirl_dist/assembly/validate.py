@@ -285,9 +285,7 @@ def _of_a_host(settings: Settings) -> dict[str, bool]:
         "worker_ips": bool(settings.worker_ips),
         "dry_run": settings.dry_run,
         "inference=host": settings.inference is Inference.host,
-        "close": settings.close != "all",
-        "collect_ahead": bool(settings.collect_ahead),
-        "max_staleness": settings.max_staleness is not None,
+        "ahead": bool(settings.ahead),
         "task_order": settings.task_order is not TaskOrder.random,
     }
 

@@ -239,7 +239,6 @@ def _fleet_plan(settings: Settings, workers: int) -> FleetPlan:
         workers,
         settings.bsize if isinstance(settings.bsize, int) else _SLOTS_OF_AUTO,
         settings.rollout_size,
-        schedule.closing(settings),
         schedule.iterations_ahead(settings),
     )
 

@@ -21,8 +21,7 @@ class Collector(Protocol):
 
         Raises CollectionError, naming each worker's reason, if one cannot be had.
 
-        Episodes that an earlier, interrupted call of the same iteration brought home are not run again. If the
-        iteration closes early (see ``iteration.Closing``), what was under way comes home with the next one.
+        Episodes that an earlier, interrupted call of the same iteration brought home are not run again.
         """
 
     def prefetch(self, checkpoint: Checkpoint, tickets: Sequence[Ticket]) -> None:

@@ -51,9 +51,7 @@ class IterationStats:
         end = now - min(max(0.0, age_s), now - self.started_at)  # a worker may say anything, even nan
         self._episodes.append((worker, end - seconds, end))
 
-    def result(
-        self, trajectories: Sequence[Trajectory], carried: int, cancelled: int, set_aside: Sequence[str]
-    ) -> CollectionResult:
+    def result(self, trajectories: Sequence[Trajectory], set_aside: Sequence[str]) -> CollectionResult:
         ends = [end for _, _, end in self._episodes]
         return CollectionResult(
             iteration=self.round.number,
@@ -67,8 +65,6 @@ class IterationStats:
             ended_at=self._clock(),
             busy=self._busy(),
             seconds=self.seconds,
-            carried=carried,
-            cancelled=cancelled,
             set_aside=set_aside,
         )
 

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from digirl_dist.collect.leases import Leases
+from digirl_dist.collect.pace import Pace
 from digirl_dist.collect.reliability import Reliability
 from digirl_dist.collect.worker_table import WorkerState
 from digirl_dist.fleet.fleet import Fleet
@@ -16,74 +17,8 @@ from digirl_dist.storage.events import Events
 from digirl_dist.tasks import Key
 from digirl_dist.types import Clock
 
-_WEIGHT = 0.1
-_OVERDUE = 1.1
-"""An episode is overdue when it takes so many times as long as usual: all vary a little."""
-
-
-@dataclass(frozen=True)
-class Drain:
-    """How workers empty the queue: the mean seconds of each one's episodes, and the episodes per second of all."""
-
-    paces: Mapping[str, float]
-    rate: float
-    fastest: float
-
-    def seconds(self, queued: int) -> float:
-        """Returns after how many seconds the queue is expected to be empty and the fastest worker to have ended."""
-        return queued / self.rate + self.fastest if self.rate else 0.0
-
-    def is_in_time(self, worker: str, queued: int) -> bool:
-        """Returns whether what the worker begins now is expected to end with the rest of the queue, or soon after.
-
-        The fastest worker is always in time, so somebody takes every ticket.
-        """
-        return worker not in self.paces or self.paces[worker] <= self.seconds(queued)
-
-
-class Pace:
-    """Mean seconds of each worker's episodes, newer ones weighing more; of all workers where one has none yet."""
-
-    def __init__(self) -> None:
-        self._means: dict[str, float] = {}
-        self._total = 0.0
-
-    def ended(self, worker: str, seconds: float) -> None:
-        """Notes the length of an episode; values that are none are ignored."""
-        if 0 <= seconds < float("inf"):
-            before = self._means.get(worker)
-            mean = seconds if before is None else before + _WEIGHT * (seconds - before)
-            self._means[worker] = mean
-            self._total += mean - (before or 0.0)
-
-    def of(self, worker: str) -> float | None:
-        """Returns the worker's mean; None as long as no episode has ended anywhere."""
-        if worker in self._means or not self._means:
-            return self._means.get(worker)
-        return self._total / len(self._means)
-
-    def drain(self, slots: Mapping[str, int]) -> Drain:
-        """Returns how fast workers with these slots in service empty the queue together."""
-        paces = {name: pace for name in slots if (pace := self.of(name))}
-        rate = sum(slots[name] / pace for name, pace in paces.items())
-        return Drain(paces, rate, min(paces.values(), default=0.0))
-
-    def is_overdue(self, there: str, age_s: float) -> bool:
-        """Returns whether an episode takes so much longer than usual on its worker that it may hang."""
-        return age_s > _OVERDUE * (self.of(there) or math.inf)
-
-    def gain(self, there: str, age_s: float, here: str) -> float:
-        """Returns the seconds by which a duplicate begun now on ``here`` should beat its original on ``there``.
-
-        The original is expected to take as long as usual, a duplicate of it what that is on its own worker. Of an
-        episode that is overdue nothing can be expected (it may hang), so a duplicate is worth its age.
-        """
-        usual, usual_here = self.of(there), self.of(here)
-        if not usual or usual_here is None:
-            return 0.0
-        return age_s if self.is_overdue(there, age_s) else usual - age_s - usual_here
-
-
+_PATIENCE = 2.0
+"""A slow worker that was refused tickets is given them where the queue takes so many times as long as foreseen."""
 _PAUSE = 9.0
 """Looking through a large fleet takes a while: pauses are so many times as long."""
 
@@ -157,15 +92,19 @@ class Dispatch:
 
     def _lease_all(self, able: Sequence[str], slots: Mapping[str, int], version: int, goes_on: bool) -> None:
         plenty = self._leases.queued > sum(slots.values())
-        start = goes_on or not any(self._leases.running(name) for name in able)
-        drain = self.pace.drain(slots)
+        ends = self._rules.speculate and not goes_on
+        slow = self._leases.lengths.slow(slots, self._leases.queued_length) if ends else {}
         for name in able:
-            prefetch = self._rules.prefetch if plenty and not self._reliability.is_suspect(name) else 0
+            prefetch = 0 if name in slow or not plenty or self._reliability.is_suspect(name) else self._rules.prefetch
             room = slots[name] + prefetch - self._leases.running(name)
-            if room > 0 and self._leases.queued and (start or self._may_take(name, drain)):
-                if tickets := self._leases.take(name, room, version, able):
+            if room > 0 and self._leases.queued:
+                limit_s = self._limit_s(name, slow[name]) if name in slow else math.inf
+                if tickets := self._leases.take(name, room, version, able, limit_s):
+                    self._refused_until.pop(name, None)
                     self._reliability.holds(name, self._leases.running(name))
                     self._fleet.workers[name].lease(tickets)
+                elif limit_s < math.inf:
+                    self._refused_until.setdefault(name, self._clock() + _PATIENCE * limit_s)
 
     def _slots(self) -> dict[str, int]:
         """Returns how many slots each worker has that may be given tickets now.
@@ -187,20 +126,16 @@ class Dispatch:
         for name in self._leases.holders(key):
             self._fleet.workers[name].drop([key], "speculation")
 
-    def _may_take(self, name: str, drain: Drain) -> bool:
-        """Returns whether the worker ends in time; a ticket that is refused here soon goes to a faster worker.
+    def _limit_s(self, name: str, left_s: float) -> float:
+        """Returns how long an episode may take that the worker begins: no longer than the rest of the queue.
 
-        Where that was foreseen and did not happen, because a worker was not as fast as it said, the ticket goes here.
+        Where it was refused one for as long as that, another worker was not as fast as foreseen, and the ticket goes
+        here.
         """
-        if not self._rules.speculate or drain.is_in_time(name, self._leases.queued):
-            self._refused_until.pop(name, None)
-            return True
-        now = self._clock()
-        until = self._refused_until.setdefault(name, now + drain.seconds(self._leases.queued))
-        if now < until:
-            return False
+        if self._clock() < self._refused_until.get(name, math.inf):
+            return left_s
         del self._refused_until[name]
-        return True
+        return math.inf
 
     def _double_all(self, rooms: Mapping[str, int], version: int) -> None:
         """Leases duplicates to slots without a ticket, as far as any pay: the most promising first.

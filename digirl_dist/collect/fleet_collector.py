@@ -11,8 +11,9 @@ from typing import Any
 
 from digirl_dist.collect.accounts import IterationStats
 from digirl_dist.collect.dispatch import Dispatch, DispatchRules
-from digirl_dist.collect.iteration import Closing, Iteration, Terms, later_of
+from digirl_dist.collect.iteration import Iteration, later_of
 from digirl_dist.collect.leases import Leases, Ledger, LossKind, lease_seconds
+from digirl_dist.collect.pace import Lengths
 from digirl_dist.collect.reliability import Reliability
 from digirl_dist.collect.rest import Rest
 from digirl_dist.collect.stream import Stream
@@ -65,21 +66,20 @@ class FleetCollector:
         fleet: Fleet[Any],
         limits: LimitSettings,
         rules: DispatchRules,
-        closing: Closing,
         store: Store,
         events: Events,
         status: Status,
         max_steps: int | None = None,
         clock: Clock = time.monotonic,
         ledger: Ledger | None = None,
+        lengths: Lengths | None = None,
     ) -> None:
         self.clock = clock
         self.fleet = fleet
         self.limits = limits
-        self.terms = Terms(closing, limits.set_aside_share)
         self.store = store
         self.status = status
-        self.leases = Leases(limits.episode_attempts, clock, lease_seconds(limits, max_steps), ledger)
+        self.leases = Leases(limits.episode_attempts, clock, lease_seconds(limits, max_steps), ledger, lengths)
         self.reliability = Reliability(limits, clock)
         self.table = WorkerTable(fleet, self.leases, limits, events, status, clock)
         self.dispatch = Dispatch(fleet, self.table.states, self.leases, self.reliability, rules, events, clock)
@@ -99,7 +99,7 @@ class FleetCollector:
 
     def collect(self, checkpoint: Checkpoint, tickets: Sequence[Ticket]) -> CollectionResult:
         with self._rest.paused():
-            iteration = Iteration(tickets, self.leases, self.store, self.terms, self.clock)
+            iteration = Iteration(tickets, self.leases, self.store, self.limits.set_aside_share)
             for reason in iteration.left_aside:
                 self.table.tell_all("episode_left_aside", reason=reason)
             with iteration:
@@ -333,10 +333,12 @@ class _Collection:
             self._refused(worker, manifest, reason)
         elif self._leases.expect(worker, key, manifest.attempt):
             ticket, grant = leased
-            self._dispatch.pace.ended(worker, sum(manifest.spent.values()))  # without what it waited for the checkpoint
+            spent_s = sum(manifest.spent.values())  # without what it waited for the checkpoint
+            self._dispatch.pace.ended(worker, spent_s)
+            self._leases.lengths.ended(worker, ticket.task.id, spent_s)
             self._stats.ended(worker, grant.seconds(manifest.seconds, self._collector.clock()), manifest.age_s)
             name = f"{worker}-{key.iteration}-{key.number}-{next(self._collector.pulls)}"
-            path = self._collector.store.incoming(self._iteration.counts_in(key), name)
+            path = self._collector.store.incoming(key.round, name)
             self._fleet.workers[worker].pull(manifest, ticket, path)
             self._table.fetches(worker)
         elif len(spares := self._collector.spares.setdefault((worker, key), set())) < _MOST_SPARES:
@@ -348,7 +350,7 @@ class _Collection:
         """Stores the episode, which is durable after ``_make_durable``."""
         worker, manifest = pulled.worker, pulled.manifest
         key = manifest.key
-        stats = self._stats_of(self._iteration.counts_in(key))
+        stats = self._stats_of(key.round)
         self._stats.worker_result(worker).pull_bytes += manifest.size
         self._dispatch.landed(key)
         leased = self._leases.as_leased(worker, manifest)

@@ -15,8 +15,9 @@ import msgspec
 from digirl_dist.agent import AgentFactory
 from digirl_dist.capacity import PoolSize
 from digirl_dist.collect.accounts import IterationStats
-from digirl_dist.collect.iteration import Iteration, Terms, later_of
+from digirl_dist.collect.iteration import Iteration, later_of
 from digirl_dist.collect.leases import Leases, LossKind
+from digirl_dist.collect.pace import Lengths
 from digirl_dist.collect.stream import Stream
 from digirl_dist.collection import CollectionResult
 from digirl_dist.emulator import EmulatorFactory
@@ -59,7 +60,14 @@ class InlineCollector:
     """Runs every ticket in emulator processes of this machine."""
 
     def __init__(
-        self, job: InlineJob, attempts: int, terms: Terms, store: Store, events: Events, status: Status
+        self,
+        job: InlineJob,
+        attempts: int,
+        set_aside_share: float,
+        store: Store,
+        events: Events,
+        status: Status,
+        lengths: Lengths | None = None,
     ) -> None:
         self._folder = tempfile.TemporaryDirectory(prefix="digirl-dist-")
         folder = Path(self._folder.name)
@@ -69,10 +77,10 @@ class InlineCollector:
         slots = [Slot(k, packed, job.limits, folder / f"slot-{k}.log") for k in range(job.pool.slots)]
         self._guard = job.guard
         self._rollout = Rollout(NAME, slots, self._policies, job.max_steps, shrink=bool(job.pool.reason))
-        self._leases = Leases(attempts, time.monotonic)
+        self._leases = Leases(attempts, time.monotonic, lengths=lengths)
         self._all_stats: dict[Round, IterationStats] = {}
         self._version = -1
-        self._terms = terms
+        self._set_aside_share = set_aside_share
         self._store = store
         self._events = events
         self._status = status
@@ -84,7 +92,7 @@ class InlineCollector:
             status.worker(NAME).bsize = f"bsize: auto chose {job.pool.slots}: {job.pool.reason}"
 
     def collect(self, checkpoint: Checkpoint, tickets: Sequence[Ticket]) -> CollectionResult:
-        iteration = Iteration(tickets, self._leases, self._store, self._terms, time.monotonic)
+        iteration = Iteration(tickets, self._leases, self._store, self._set_aside_share)
         for reason in iteration.left_aside:
             self._events.emit("episode_left_aside", reason=reason)
         with self._busy, iteration:
@@ -192,8 +200,9 @@ class InlineCollector:
     def _land(self, trajectory: Trajectory, content: bytes, iteration: Iteration | Stream, seconds: float) -> None:
         ticket = trajectory.ticket
         self._stats_of(iteration.round).ended(NAME, seconds, 0.0)
+        self._leases.lengths.ended(NAME, ticket.task.id, seconds)
         if iteration.land(trajectory, content):
-            stats = self._stats_of(iteration.counts_in(ticket.key))
+            stats = self._stats_of(ticket.key.round)
             stats.seconds[ticket.key] = seconds
             self._events.emit(
                 "episode",
@@ -203,4 +212,6 @@ class InlineCollector:
                 reward=trajectory.reward,
                 attempt=ticket.attempt,
                 policy_version=ticket.policy_version,
+                task=ticket.task.id,
+                seconds=round(seconds, 3),
             )

@@ -1,11 +1,10 @@
-"""One iteration under way: which tickets count in it, which have landed, and when it may close."""
+"""One iteration under way: which tickets it has, and which have landed."""
 
 from __future__ import annotations
 
-import math
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 
 from digirl_dist.collect.accounts import IterationStats
@@ -15,68 +14,43 @@ from digirl_dist.errors import CollectionError
 from digirl_dist.storage.trajectory_store import Store
 from digirl_dist.tasks import Key, Round, Ticket
 from digirl_dist.trajectory import Trajectory
-from digirl_dist.types import Clock
 
 _SHOWN = 5
 """Tickets, and failures of each, that an error names."""
 
 
-@dataclass(frozen=True)
-class Closing:
-    """When an iteration closes: with this share of its episodes, or after so many seconds if it has any."""
-
-    share: float = 1.0
-    after_s: float = math.inf
-
-    def is_due(self, landed: int, wanted: int, seconds: float) -> bool:
-        enough = landed >= math.ceil(self.share * wanted - 1e-9)  # 0.07 * 100 is a little more than 7
-        return enough or (landed > 0 and seconds >= self.after_s)
-
-
-@dataclass(frozen=True)
-class Terms:
-    """How an iteration may end: when it closes, and which share of its tickets may be set aside."""
-
-    closing: Closing = Closing()
-    set_aside_share: float = 0.1
-
-    def most_set_aside(self, wanted: int) -> int:
-        """Returns how many of the tickets may be set aside: one in any case, but never all."""
-        if self.set_aside_share <= 0:
-            return 0
-        return min(max(1, int(self.set_aside_share * wanted + 1e-9)), wanted - 1)
+def most_set_aside(share: float, wanted: int) -> int:
+    """Returns how many of the tickets may be set aside: one in any case, but never all."""
+    if share <= 0:
+        return 0
+    return min(max(1, int(share * wanted + 1e-9)), wanted - 1)
 
 
 class Iteration:
     """The tickets of one ``collect`` in ``leases`` and ``store``.
 
-    What the iteration before left under way counts here. Episodes of later iterations, which collecting ahead begins,
-    land where they count.
+    Episodes of later iterations, which collecting ahead begins, land there.
     """
 
     goes_on = 0
     """No more tickets will come."""
 
-    def __init__(self, tickets: Sequence[Ticket], leases: Leases, store: Store, terms: Terms, clock: Clock) -> None:
+    def __init__(self, tickets: Sequence[Ticket], leases: Leases, store: Store, set_aside_share: float = 0.1) -> None:
+        """``set_aside_share`` of the tickets may be set aside (see ``most_set_aside``)."""
         self.round = tickets[0].round
         self.number = self.round.number
         self._leases = leases
         self._store = store
-        self._terms = terms
-        self._closing = terms.closing if self.round.purpose == "train" else Closing()  # measurements are not cut short
-        self._clock = clock
-        self._started_at = clock()
+        self._set_aside_share = set_aside_share
         self.left_aside: list[str] = []
         """Why each episode that had landed is none of the round's, such as one of another call or of other settings."""
-        left_over, _ = self._left_out(self.number - 1)
-        wanted = [*left_over, *tickets]
-        self._tickets = {ticket.key: ticket for ticket in wanted}
+        self._tickets = {ticket.key: ticket for ticket in tickets}
         self._wanted = self._tickets.keys()
-        self._was_closed = store.is_closed(self.round)
+        self._was_closed = store.has(self.round)
         self._landed = self._taken_up(self.round, self._tickets)
         self._missing = self._wanted - set(self._landed)
         if not self._was_closed:
-            leases.add(ticket for ticket in wanted if ticket.key in self._missing)
+            leases.add(ticket for ticket in tickets if ticket.key in self._missing)
         leases.close(self.round, ())
 
     def __enter__(self) -> Iteration:
@@ -90,7 +64,7 @@ class Iteration:
     def begin_later(self, tickets: Sequence[Ticket]) -> None:
         """Queues tickets of later iterations whose episodes have not landed; this one's own are queued already."""
         for later in {ticket.round for ticket in tickets} - {self.round}:
-            if not self._store.is_closed(later):
+            if not self._store.has(later):
                 wanted = {ticket.key: ticket for ticket in tickets if ticket.round == later}
                 landed = self._taken_up(later, wanted)
                 self._leases.add(ticket for key, ticket in wanted.items() if key not in landed)
@@ -102,12 +76,10 @@ class Iteration:
         """
         landed = self._store.landed(of)
         for key, episode in [*landed.items()]:
-            if of not in (self.round, key.round):
-                continue  # it is carried over to a round that has not begun, which looks at it then
             misfit = _misfit(episode.ticket, wanted.get(key), of)
             if not misfit:
                 continue
-            if self._store.is_closed(of):
+            if self._store.has(of):
                 raise CollectionError(
                     f"round {of.number} ({of.purpose}) of {self._store.root} ended with other episodes than the "
                     f"settings ask for: {episode.episode_id}: {misfit} -> restore its tasks and settings, or remove "
@@ -141,9 +113,9 @@ class Iteration:
         if fault := self._leases.faults.everywhere:
             raise CollectionError(f"iteration {self.number}: {fault}; repair it, and start the same command again")
         aside = self._aside()
-        if len(aside) > self._terms.most_set_aside(len(self._wanted)):
+        if len(aside) > most_set_aside(self._set_aside_share, len(self._wanted)):
             raise self._too_many(aside)
-        return self._closing.is_due(self.landed, len(self._wanted) - len(aside), self._clock() - self._started_at)
+        return len(self._missing) == len(aside)
 
     def _aside(self) -> set[Key]:
         """Returns the tickets that were set aside; of all that are missing, which may be many, none is looked at."""
@@ -160,24 +132,13 @@ class Iteration:
         reasons = [f"on {each.worker}: {each.reason}" for each in self._leases.set_aside[key]]
         return f"ticket {key.number} (task {self._tickets[key].task.id}): " + "; ".join(_repeats(reasons))
 
-    def counts_in(self, key: Key) -> Round:
-        """Returns the round whose result has this ticket's episode.
-
-        A ticket that is carried over may end while a policy version is measured, between its iteration and the next.
-        """
-        home = self.round if key in self._wanted else key.round
-        while home != self.round and home.purpose == "train" and self._store.is_closed(home):
-            home = Round(home.number + 1)
-        return home
-
     def land(self, trajectory: Trajectory, checked: Path | bytes | None = None) -> bool:
         """Stores the episode (see ``Store.land``). False if its ticket had landed before or is unknown."""
         key = trajectory.ticket.key
         if not self._leases.land(key):
             return False
-        counts_in = self.counts_in(key)
-        self._store.land(counts_in, trajectory, checked)
-        if counts_in == self.round:
+        self._store.land(key.round, trajectory, checked)
+        if key in self._wanted:
             self._landed[key] = trajectory
             self._missing.discard(key)
         return True
@@ -196,19 +157,11 @@ class Iteration:
         self._leases.mend(self._tickets[key] for key in sorted(self._missing) if not self._was_closed)
 
     def close(self, stats: IterationStats) -> CollectionResult:
-        """Closes the iteration for good; missing tickets are carried over or cancelled, but for those set aside."""
+        """Returns the result; nothing waits any longer for what was set aside."""
         aside = self._aside()
         reasons = [self._why_aside(key) for key in sorted(aside)]
         self._leases.close(self.round, aside)
-        if not self._was_closed and self._missing - aside:
-            self._store.close(self.number, *self._leases.withdraw(self._missing))
-        carried, cancelled = self._left_out(self.number)
-        trajectories = [self._landed[key] for key in sorted(self._landed)]
-        return stats.result(trajectories, len(carried), len(cancelled), reasons)
-
-    def _left_out(self, number: int) -> tuple[list[Ticket], list[Ticket]]:
-        """Returns what training iteration ``number`` closed without; measurements neither leave out nor take over."""
-        return self._store.left_out(number) if self.round.purpose == "train" else ([], [])
+        return stats.result([self._landed[key] for key in sorted(self._landed)], reasons)
 
 
 def later_of(current: Round, key: Key) -> Round:

@@ -14,6 +14,7 @@ from typing import Any, Literal, NamedTuple, Protocol
 import msgspec
 
 from digirl_dist.collect.equal_faults import EqualFaults
+from digirl_dist.collect.pace import Lengths
 from digirl_dist.emulator.episode_limits import MOST_STEPS
 from digirl_dist.protocol.messages import EpisodeManifest
 from digirl_dist.settings import LimitSettings, regular_file
@@ -26,6 +27,8 @@ LossKind = Literal["infrastructure", "environment", "agent", "cancelled"]
 
 _COMING_S = 5.0
 _REASON = 400
+_LOOKED_AT = 256
+"""Tickets at the head of the queue whose lengths are added up."""
 
 
 @dataclass(frozen=True)
@@ -78,12 +81,22 @@ class Leases:
     ``clock`` gives monotonic seconds.
     """
 
-    def __init__(self, attempts: int, clock: Clock, lease_s: float = math.inf, ledger: Ledger | None = None) -> None:
+    def __init__(
+        self,
+        attempts: int,
+        clock: Clock,
+        lease_s: float = math.inf,
+        ledger: Ledger | None = None,
+        lengths: Lengths | None = None,
+    ) -> None:
+        """``lengths`` are those that earlier processes met."""
         self.tickets: dict[Key, Ticket] = {}
         """Tickets whose episode has not landed."""
         self.set_aside: dict[Key, Sequence[Failure]] = {}
         """Tickets that failed too often and are not asked again, with the failures of each."""
         self.faults = EqualFaults()
+        self.lengths = lengths or Lengths()
+        """By which new tickets are ordered."""
         self._queue: OrderedDict[Key, None] = OrderedDict()
         self._tried: set[Key] = set()
         self._running: dict[str, dict[Key, _Running]] = {}
@@ -101,8 +114,8 @@ class Leases:
             self._remember(grant)
 
     def add(self, tickets: Iterable[Ticket]) -> None:
-        """Queues the tickets that are new here. A ticket that has landed must not be added again."""
-        for ticket in tickets:
+        """Queues the tickets that are new here, the longest first. A ticket that has landed must not be added again."""
+        for ticket in self.lengths.longest_first(tickets):
             if ticket.key not in self.tickets and ticket.key not in self.set_aside:
                 self.tickets[ticket.key] = ticket
                 self._queue[ticket.key] = None
@@ -117,6 +130,12 @@ class Leases:
     def queued(self) -> int:
         """The number of tickets that nobody holds."""
         return len(self._queue)
+
+    @property
+    def queued_length(self) -> float:
+        """The lengths of the tickets that nobody holds, in sum; those far back count as 1."""
+        known = [self.lengths.of(self.tickets[key].task.id) for key in islice(self._queue, _LOOKED_AT)]
+        return sum(known) + len(self._queue) - len(known)
 
     def running(self, worker: str) -> int:
         """Returns how many tickets the worker holds whose episode has not ended there."""
@@ -134,12 +153,16 @@ class Leases:
         """Returns the workers that run the ticket."""
         return [worker for worker in self._held_by.get(key, ()) if key in self._running.get(worker, ())]
 
-    def take(self, worker: str, count: int, version: int, others: Collection[str] = ()) -> list[Ticket]:
-        """Leases up to ``count`` tickets to ``worker``, oldest first, to be run with that policy version.
+    def take(
+        self, worker: str, count: int, version: int, others: Collection[str] = (), most_s: float = math.inf
+    ) -> list[Ticket]:
+        """Leases up to ``count`` tickets to ``worker``, the first in the queue, to be run with that policy version.
 
-        A ticket whose episodes failed on ``worker`` is left to those of the ``others`` on which fewer did.
+        A ticket whose episodes failed on ``worker`` is left to those of the ``others`` on which fewer did, and so is
+        one that should take longer there than ``most_s``.
         """
-        keys = list(islice((key for key in self._queue if self._may_try(worker, key, others)), count))
+        able = (key for key in self._queue if self._may_try(worker, key, others))
+        keys = list(islice((key for key in able if most_s == math.inf or self._ends(worker, key, most_s)), count))
         for key in keys:
             del self._queue[key]
             self.tickets[key] = replace(self.tickets[key], policy_version=version)
@@ -323,15 +346,14 @@ class Leases:
             self._queue.move_to_end(key, last=False)
         return len(back)
 
-    def withdraw(self, keys: Iterable[Key]) -> tuple[list[Ticket], list[Ticket]]:
-        """Closes an iteration without these tickets: leases stay, the rest is taken back. Returns both, in order."""
-        left = [self.tickets[key] for key in sorted(keys) if key in self.tickets]
-        begun = [ticket for ticket in left if ticket.key in self._tried]
-        untried = [ticket for ticket in left if ticket.key not in self._tried]
-        for ticket in untried:
-            self._queue.pop(ticket.key, None)  # an interruption may have come between queue and lease
-            del self.tickets[ticket.key]
-        return begun, untried
+    def withdraw(self, keys: Iterable[Key]) -> None:
+        """Takes back those of these tickets that nobody has begun."""
+        for key in [key for key in keys if key in self.tickets and key not in self._tried]:
+            self._queue.pop(key, None)  # an interruption may have come between queue and lease
+            del self.tickets[key]
+
+    def _ends(self, worker: str, key: Key, within_s: float) -> bool:
+        return (self.lengths.seconds(worker, self.tickets[key].task.id) or 0.0) <= within_s
 
     def _may_try(self, worker: str, key: Key, others: Collection[str]) -> bool:
         if key not in self._failures:

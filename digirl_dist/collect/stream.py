@@ -125,6 +125,8 @@ class Stream:
         """A heap of the deadlines."""
         self._pages = {number: _Page() for number in store.unfinished() if number < first_page}
         """The pages that are not files yet."""
+        self._over_pages = {*self._pages}
+        """Those of them whose rollouts are all over."""
         self._landed: list[Trajectory] = []
         """Not durable yet."""
         self._in_court: set[Key] = set()
@@ -214,9 +216,6 @@ class Stream:
             raise CollectionError(f"{fault}; repair it, and ask again")
         return self._is_closed
 
-    def counts_in(self, key: Key) -> Round:
-        return key.round
-
     def begin_later(self, tickets: Sequence[Ticket]) -> None:
         """Nothing comes later: every rollout may begin at once."""
 
@@ -247,6 +246,7 @@ class Stream:
             self._over(key, lost)
         for number in kept:  # no files yet, as episodes may still land in them
             del self._pages[number]
+        self._over_pages -= kept
         self._close_pages()
 
     def turn(self) -> list[Key]:
@@ -255,8 +255,8 @@ class Stream:
         Returns the tickets that nobody wants any more.
         """
         assert self._leases is not None
-        while not self._asked.empty():
-            self._leases.add([self._asked.get().ticket])
+        if asked := [self._asked.get().ticket for _ in range(self._asked.qsize())]:  # this is its only reader
+            self._leases.add(asked)
         while not self._judged.empty():
             self._over(*self._judged.get())
         gone = self._take_back()
@@ -341,6 +341,7 @@ class Stream:
     def _take(self, rollout: Rollout) -> None:
         self._open[rollout.ticket.key] = rollout
         self._pages.setdefault(rollout.ticket.iteration, _Page()).waiting += 1
+        self._over_pages.discard(rollout.ticket.iteration)
         self._watch_deadline(rollout)
         if rollout.key is not None:
             self._by_name[rollout.key] = rollout
@@ -387,6 +388,8 @@ class Stream:
             self._delivered += 1
             page = self._pages[key.iteration]
             page.waiting -= 1
+            if not page.waiting:
+                self._over_pages.add(key.iteration)
             if not isinstance(outcome, Lost):
                 page.delivered[key] = outcome
             if rollout.key is not None and self._by_name.get(rollout.key) is rollout:  # not acknowledged and asked anew
@@ -399,8 +402,9 @@ class Stream:
     def _close_pages(self) -> None:
         """Writes each page whose rollouts are all over, and to which none is added any more, as a file."""
         with self._lock:
-            over = [number for number, page in self._pages.items() if number != self._page and not page.waiting]
-            pages = {number: self._pages.pop(number) for number in over}
+            over = self._over_pages - {self._page}
+            self._over_pages -= over
+            pages = {number: self._pages.pop(number) for number in sorted(over)}
         for number, page in pages.items():
             self._write(number, page.delivered)
 

@@ -219,6 +219,8 @@ class WorkerTable:
             policy_version=manifest.policy_version,
             digest=manifest.digest,
             pull_s=round(pulled.pull_s, 4),
+            task=pulled.trajectory.ticket.task.id,
+            seconds=round(float(sum(manifest.spent.values())), 3),
         )
 
     def _may_tell(self, kind: str, worker: str, size: int) -> bool:

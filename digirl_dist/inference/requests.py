@@ -72,9 +72,9 @@ class InferenceResult:
     def to_message(self) -> Action:
         told = self.decision
         log_prob, of_tokens = told.log_prob, np.asarray(told.token_log_probs, "<f4").tobytes()
-        ids = (np.asarray(each, "<i4").tobytes() for each in (told.tokens, told.prompt_tokens))
+        written, read = (np.asarray(each, "<i4").tobytes() for each in (told.tokens, told.prompt_tokens))
         known = None if math.isnan(log_prob) else log_prob
-        return Action(self.number, told.action, known, of_tokens, *ids, told.policy_version)
+        return Action(self.number, told.action, known, of_tokens, written, read, told.policy_version)
 
 
 @dataclass(frozen=True)
@@ -100,8 +100,9 @@ def reply_from(message: Action | NoAction) -> InferenceReply:
     if len(message.tokens) % 4 or len(message.prompt_tokens) % 4:
         raise ProtocolError("the bytes of tokens are no numbers of 32 bits")
     of_tokens = tuple(np.frombuffer(message.token_log_probs, "<f4").tolist())
-    ids = (tuple(np.frombuffer(each, "<i4").tolist()) for each in (message.tokens, message.prompt_tokens))
-    return InferenceResult(message.number, Decision(message.action, log_prob, of_tokens, *ids, message.policy_version))
+    written, read = (tuple(np.frombuffer(each, "<i4").tolist()) for each in (message.tokens, message.prompt_tokens))
+    decision = Decision(message.action, log_prob, of_tokens, written, read, message.policy_version)
+    return InferenceResult(message.number, decision)
 
 
 def result(request: InferenceRequest, decision: Decision, version: int) -> InferenceResult:

@@ -9,7 +9,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from random import Random
 
-from digirl_dist.collect.iteration import Closing
 from digirl_dist.plan.figures import Figures
 
 _ITERATIONS = 3
@@ -28,7 +27,6 @@ class FleetPlan:
     workers: int
     slots: int
     rollout_size: int
-    closing: Closing = Closing()  # noqa: RUF009 - frozen
     ahead: int = 0
 
 
@@ -58,8 +56,7 @@ def phases(figures: Figures, seed: int) -> Sequence[Phase]:
 def forecast(figures: Figures, plan: FleetPlan, iterations: int = _ITERATIONS) -> Forecast:
     """Takes tickets from one queue to the slot that is free first, and adds the time of links and host.
 
-    No message, no fault of a worker and no duplicate is simulated. What closing early leaves under way is carried over;
-    at a deadline, what has not begun is cancelled.
+    No message, no fault of a worker and no duplicate is simulated.
     """
     iterations = max(1, min(iterations, _MOST_EPISODES // plan.rollout_size))
     push_s = max(figures.push_mb / figures.link_mb_s, figures.push_mb * plan.workers / figures.host_mb_s)
@@ -67,30 +64,21 @@ def forecast(figures: Figures, plan: FleetPlan, iterations: int = _ITERATIONS) -
     free = [0.0] * (plan.workers * plan.slots)
     closed = [0.0] * (iterations + 1)
     learned = [0.0] * (iterations + 2)
-    landed_at, landed, first = 0.0, 0, 0
+    landed_at = 0.0
     seconds: defaultdict[str, float] = defaultdict(float)
-    ends: list[float] = []
     for number in range(iterations + 1):
         released = learned[max(0, number - plan.ahead)]
-        deadline = max(released, learned[number]) + plan.closing.after_s
+        ends = []
         for index in range(plan.rollout_size):
-            begins = max(free[0], released)
-            if begins > deadline:
-                break
             work = _lasts(figures, number * plan.rollout_size + index)
-            ends.append(_run(begins, released + push_s, work, seconds))
+            ends.append(_run(max(free[0], released), released + push_s, work, seconds))
             heapq.heapreplace(free, ends[-1])
-        ends.sort()
-        due = sum(at <= deadline for at in ends) or 1
-        counted = min(due, math.ceil(plan.closing.share * len(ends) - 1e-9))
-        for at in ends[:counted]:
+        for at in sorted(ends):
             landed_at = max(landed_at, at) + carry_s
-        closed[number] = max(landed_at, learned[number], deadline if counted < len(ends) and due == counted else 0.0)
+        closed[number] = max(landed_at, learned[number])
         learned[number + 1] = closed[number] + figures.update_s
-        ends, landed = ends[counted:], landed + counted
-        first = first or counted
     seconds["barrier"] += max(0.0, plan.workers * plan.slots * closed[-1] - sum(seconds.values()))
-    return _forecast(plan, landed - first, closed[-1] - closed[0], iterations, seconds)
+    return _forecast(plan, iterations * plan.rollout_size, closed[-1] - closed[0], iterations, seconds)
 
 
 def _lasts(figures: Figures, seed: int) -> Sequence[Phase]:
@@ -124,8 +112,7 @@ def variants(plan: FleetPlan) -> dict[str, FleetPlan]:
     """Returns what may be changed, by name: one setting each."""
     return {
         "bsize doubled": replace(plan, slots=2 * plan.slots),
-        "close=0.9": replace(plan, closing=Closing(0.9)),
-        f"collect_ahead={plan.ahead + 1}": replace(plan, ahead=plan.ahead + 1),
+        f"ahead={plan.ahead + 1}": replace(plan, ahead=plan.ahead + 1),
         "rollout_size of 8 per slot": replace(plan, rollout_size=8 * plan.workers * plan.slots),
     }
 

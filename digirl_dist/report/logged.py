@@ -21,11 +21,9 @@ from digirl_dist.types import Json
 _GROUPS = {
     "learning": "success_rate reward_mean reward_max steps_mean entropy episodes policy_version global_step "
     "eval_reward_mean eval_success_rate episode_reward_avg_100 episode_length_avg_100",
-    "time": "collect_s push_s update_s overhead_s iteration_s judge_wait_s in_time_s_mean carried_in_s_mean",
-    "fleet": "emulator_busy collect_busy push_bytes pull_bytes episodes_retried workers_lost set_aside cancelled "
-    "world_size",
-    "data": "staleness_mean staleness_max carried_in carried_over carried_in_steps_mean in_time_steps_mean too_old "
-    "episodes_refused relabelled_share",
+    "time": "collect_s push_s update_s overhead_s iteration_s judge_wait_s episode_s_mean",
+    "fleet": "emulator_busy collect_busy push_bytes pull_bytes episodes_retried workers_lost set_aside world_size",
+    "data": "staleness_mean staleness_max episodes_refused relabelled_share",
 }
 _GROUP = {name: group for group, names in _GROUPS.items() for name in names.split()}
 _NO_CURVES = ("iteration", "time", "purpose", "checkpoint")

@@ -138,17 +138,9 @@ class Outcomes:
 
 
 def late(iteration: int, trajectories: Sequence[Trajectory]) -> Figures:
-    """Returns how many updates the policies lagged behind, and the lengths of episodes carried in and in time."""
+    """Returns how many updates the policies lagged behind."""
     staleness = [float(iteration - trajectory.ticket.policy_version) for trajectory in trajectories]
-    carried_in = [trajectory for trajectory in trajectories if trajectory.ticket.iteration < iteration]
-    in_time = [trajectory for trajectory in trajectories if trajectory.ticket.iteration == iteration]
-    return {
-        "staleness_mean": _mean(staleness),
-        "staleness_max": max(staleness, default=None),
-        "carried_in": len(carried_in),
-        "carried_in_steps_mean": _mean(_steps(carried_in)),
-        "in_time_steps_mean": _mean(_steps(in_time)),
-    }
+    return {"staleness_mean": _mean(staleness), "staleness_max": max(staleness, default=None)}
 
 
 def measured(iteration: int, trajectories: Sequence[Trajectory]) -> Figures:
@@ -196,11 +188,8 @@ def collection(result: CollectionResult, evaluations: Sequence[CollectionResult]
         "slot_seconds_by_worker": {
             worker_result.worker: _rounded(worker_result.slot_seconds) for worker_result in result.worker_results
         },
-        "carried_over": result.carried,
-        "cancelled": result.cancelled,
         "set_aside": len(result.set_aside),
-        "carried_in_s_mean": _mean([s for key, s in result.seconds.items() if key[0] < result.iteration]),
-        "in_time_s_mean": _mean([s for key, s in result.seconds.items() if key[0] == result.iteration]),
+        "episode_s_mean": _mean([*result.seconds.values()]),
         "episodes_by_worker": _episodes_by_worker(result),
         **result.judging,
     }

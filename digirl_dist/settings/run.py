@@ -174,16 +174,12 @@ class Settings:
     """Episodes per iteration over the whole fleet."""
     max_steps: Count | None = None
     """Longest episode in steps; null: the emulator's own limit."""
-    close: str = "all"
-    """When an iteration ends: with ``all`` of its episodes, with a share of them (``0.9``), or after a time (``600s``),
-    if any has landed by then. Episodes still running then count in the next one; tickets not started are cancelled."""
     speculate: bool = expert(True)
     """Run the episodes that should end last a second time on idle emulators of faster workers; the first result counts.
     A slow worker then starts no episode that would end long after all others."""
-    collect_ahead: FewOrNone = 0
-    """Iterations whose collection may begin under an older checkpoint while the host learns; 0: on-policy."""
-    max_staleness: CountOrNone | None = None
-    """Largest number of updates that an episode's policy may lag behind to be used in updates; null: no limit."""
+    ahead: FewOrNone = 0
+    """Iterations whose episodes may be under way, or waiting for their update, beside the present one's, so that slots
+    never wait: an episode's policy is then at most so many updates old; 0: on-policy."""
 
     train_algorithm: str = "filtered_bc"
     """The block of ``algorithm`` in use, unless ``algorithm.entry_point`` names your own algorithm."""
@@ -245,20 +241,10 @@ class Settings:
         if self.train_algorithm not in known:
             hint = nearest(self.train_algorithm, known)
             raise SettingsError(f"train_algorithm: there is no {self.train_algorithm!r}; {hint}")
-        if not _is_closing(self.close):
-            raise SettingsError(f"close must be all, a share as 0.9, or seconds as 600s, not {self.close!r:.100}")
         if not is_bsize(self.bsize):
             raise SettingsError(f"bsize must be a whole number from 1 to 4,096, or auto, not {self.bsize!r}")
         if not re.fullmatch(r"none|failures|all|top-[1-9][0-9]*", self.media):
             raise SettingsError(f"media must be none, failures, all or top-3 (any number), not {self.media!r}")
-
-
-def _is_closing(text: str) -> bool:
-    try:
-        number = float(text.removesuffix("s"))
-    except ValueError:
-        return text == "all"
-    return 0 < number <= (1e8 if text.endswith("s") else 1)
 
 
 def is_bsize(value: Any) -> bool:

@@ -78,7 +78,7 @@ def _remove(content: dict[str, Json], path: Place) -> None:
 
 
 _HARMLESS = (
-    *("bsize", "close", "logger_project", "media", "relay", "save_path", "train_algorithm", "judge.prompt"),
+    *("bsize", "logger_project", "media", "relay", "save_path", "train_algorithm", "judge.prompt"),
     *("trainer.name", "trainer.device", "trainer.shard_blocks", "engine.name", "emulator.name", "agent.name"),
     *("agent.actions", "agent.lora", "agent.system", "emulator.actions", "emulator.family", "emulator.image_size"),
     *("emulator.masked", "emulator.observe", "emulator.task"),

@@ -51,7 +51,7 @@ _RULES = (
     _Rule("trainer.shard_blocks", "trainer.shard", ("true",), waits=False),
     _Rule("judge", "success", ("judge",)),
     _Rule("offline.iterations", "train_mode", ("offline_to_online",)),
-    _Rule("collect_ahead", "train_mode", _ONLINE),
+    _Rule("ahead", "train_mode", _ONLINE),
     _Rule("evaluation.episodes", "evaluation.every"),
     _Rule("inference_batch", "inference", ("host",)),
     _Rule("inference_wait_ms", "inference", ("host",)),
@@ -73,7 +73,7 @@ _RULES = (
 
 _OF_A_HOST = (
     *_ON_WORKERS,
-    *("rollout_size", "close", "collect_ahead", "max_staleness", "dry_run", "inference"),
+    *("rollout_size", "ahead", "dry_run", "inference"),
     *("eval_iterations", "task_order", "media", "limits"),
 )
 _OF_RANKS = ("distributed",)

@@ -284,9 +284,20 @@ def _observation(seen: _Seen, texts: Sequence[str], images: Sequence[bytes]) -> 
 
 def _step(seen: Observation, done: _Done) -> Step:
     of_tokens = array("f", np.frombuffer(done.token_log_probs, "<f4"))
-    ids = (array("i", np.frombuffer(each, "<i4")) for each in (done.tokens, done.prompt_tokens))
-    action, told = json.loads(done.action), (goals(done.achieved), of_tokens, *ids, done.policy_version)
-    return Step(seen, action, done.log_prob, done.reward, done.terminated, done.truncated, *told)
+    written, read = (array("i", np.frombuffer(each, "<i4")) for each in (done.tokens, done.prompt_tokens))
+    return Step(
+        seen,
+        json.loads(done.action),
+        done.log_prob,
+        done.reward,
+        done.terminated,
+        done.truncated,
+        goals(done.achieved),
+        of_tokens,
+        written,
+        read,
+        done.policy_version,
+    )
 
 
 def goals(said: str) -> list[Goal]:

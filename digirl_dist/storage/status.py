@@ -144,7 +144,7 @@ class Status:
     """What the host's loop does; None while it waits for the episodes of ``round``."""
     since: float = field(default_factory=time.monotonic)
     round: RoundStatus | None = None
-    """The collection under way; with ``collect_ahead`` it goes on while the host learns."""
+    """The collection under way; with ``ahead`` it goes on while the host learns."""
     workers: dict[str, WorkerStatus] = field(default_factory=dict)
     policy: WorkerStatus | None = None
     """Status of the host's policy process, if there is one."""

@@ -1,17 +1,15 @@
 """The trajectories of a run folder: single episodes of the current iteration, and one file per finished iteration.
 
 ``trajectories/.landing/NNNNNN/`` holds single episodes of the current iteration; at its end they become
-``trajectories/NNNNNN.parquet``. An episode that landed is durable and never runs again. An iteration that closed early
-has ``trajectories/.closed/NNNNNN.json``, which lists the tickets that the next one takes over and those that never run.
-Episodes that evaluate policy version NNNNNN during training (purpose ``evaluate``) go to
-``evaluation/NNNNNN/training.parquet``, and those of round RRRRRR of measuring it (purpose ``measure``) to
-``evaluation/NNNNNN/RRRRRR.parquet``, so that readers of the trajectories folder meet none of them. Episodes that broke
-an update move to ``trajectories/.refused/`` (see ``refused_episodes``).
+``trajectories/NNNNNN.parquet``. An episode that landed is durable and never runs again. Episodes that evaluate policy
+version NNNNNN during training (purpose ``evaluate``) go to ``evaluation/NNNNNN/training.parquet``, and those of round
+RRRRRR of measuring it (purpose ``measure``) to ``evaluation/NNNNNN/RRRRRR.parquet``, so that readers of the
+trajectories folder meet none of them. Episodes that broke an update move to ``trajectories/.refused/`` (see
+``refused_episodes``).
 """
 
 from __future__ import annotations
 
-import json
 import shutil
 import threading
 import time
@@ -21,13 +19,12 @@ from functools import partial
 from pathlib import Path
 
 from digirl_dist.collection import CollectionResult
-from digirl_dist.errors import RunFolderError, TrajectoryError
+from digirl_dist.errors import TrajectoryError
 from digirl_dist.parallel.rank import Rank
-from digirl_dist.settings import regular_file
 from digirl_dist.storage import atomic_files, episode_file, parquet
 from digirl_dist.storage.disk_full import FailFast, WritePolicy
 from digirl_dist.storage.refused_episodes import RefusedEpisode, RefusedEpisodes
-from digirl_dist.tasks import Key, Round, Ticket
+from digirl_dist.tasks import Key, Round
 from digirl_dist.trajectory import Trajectory
 
 
@@ -49,8 +46,7 @@ class Store:
         self._write_policy = write_policy or FailFast()
         self._landing = root / ".landing"
         self._incoming = self._landing / "incoming"
-        """Shared by all iterations: a transfer may count in a later one."""
-        self._closed = root / ".closed"
+        """Shared by all iterations."""
         self.refused = RefusedEpisodes(root / ".refused", self._write_policy)
         self._recent: dict[int, Sequence[Trajectory]] = {}
         """The iteration that was appended or read last, and those of the last replay."""
@@ -84,7 +80,7 @@ class Store:
         path = self._landing / _name(counts_in) / _file_name(key)
         with self._lock:
             landed = self._known(counts_in)
-            if key in landed or self.is_closed(counts_in):
+            if key in landed or self.has(counts_in):
                 return False
             self._write_policy.wait_for(str(path.parent), lambda: path.parent.mkdir(parents=True, exist_ok=True))
             if isinstance(checked, Path):
@@ -125,31 +121,6 @@ class Store:
         with self._lock:
             return dict(self._known(wanted))
 
-    def is_closed(self, wanted: Round) -> bool:
-        """Returns True if the round accepts no more episodes. An evaluation never closes early."""
-        closed_early = wanted.purpose == "train" and self._closing(wanted.number).exists()
-        return self._file(wanted).exists() or closed_early
-
-    def close(self, iteration: int, carried: Sequence[Ticket], cancelled: Sequence[Ticket]) -> None:
-        """Ends the iteration without these tickets, durably before any counts elsewhere. Only the first call counts."""
-        if not self._closing(iteration).exists():
-            path, content = self._closing(iteration), {"carried": carried, "cancelled": cancelled}
-            lists = {name: [ticket.to_json() for ticket in tickets] for name, tickets in content.items()}
-            self._write_policy.wait_for(str(self._closed), lambda: self._closed.mkdir(parents=True, exist_ok=True))
-            self._write_policy.wait_for(str(path), lambda: atomic_files.write_json(path, lists))
-
-    def left_out(self, iteration: int) -> tuple[list[Ticket], list[Ticket]]:
-        """Returns the tickets that ``iteration`` closed without: those the next one takes over, and those cancelled."""
-        path = self._closing(iteration)
-        if not path.exists():
-            return [], []
-        try:
-            content = json.loads(regular_file.content(path))
-            carried, cancelled = content["carried"], content["cancelled"]
-            return [Ticket.from_json(one) for one in carried], [Ticket.from_json(one) for one in cancelled]
-        except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
-            raise RunFolderError(f"{path} is damaged; restore it or choose another save_path") from error
-
     def append(self, result: CollectionResult) -> None:
         """Writes the round's file, unless the result is empty. Idempotent."""
         path = self._file(result.round)
@@ -165,7 +136,7 @@ class Store:
         result.stored_at = time.monotonic()
 
     def has(self, wanted: Round) -> bool:
-        """Returns whether the round's file exists; an iteration of offline learning has none."""
+        """Returns whether the round's file exists, so that it accepts no more; offline iterations have none."""
         return self._file(wanted).exists()
 
     def read(self, iteration: int) -> Sequence[Trajectory]:
@@ -180,21 +151,16 @@ class Store:
         self._recent = {kept: self._recent[kept] for kept in self._recent if kept in self._replayed}
         self._recent[iteration] = episodes
 
-    def fresh(self, iteration: int, max_staleness: int | None = None) -> list[Trajectory]:
-        """Returns the iteration's episodes whose policy was at most ``max_staleness`` updates behind (None: all)."""
-        oldest = 0 if max_staleness is None else iteration - max_staleness
-        return [one for one in self.read(iteration) if one.ticket.policy_version >= oldest]
-
-    def replay(self, until: int, capacity: int, max_staleness: int | None = None) -> list[Trajectory]:
+    def replay(self, until: int, capacity: int) -> list[Trajectory]:
         """Returns the newest ``capacity`` episodes of iterations up to and including ``until``, oldest first.
 
-        Skips episodes as ``fresh`` does. The iterations that it read stay in memory for the next call.
+        The iterations that it read stay in memory for the next call.
         """
         newest: list[Trajectory] = []
         kept: dict[int, Sequence[Trajectory]] = {}
         iteration = until
         while iteration >= 0 and len(newest) < capacity and self.has(Round(iteration)):
-            newest = [*self.fresh(iteration, max_staleness), *newest]
+            newest = [*self.read(iteration), *newest]
             kept[iteration] = self._recent[iteration]
             iteration -= 1
         self._recent, self._replayed = kept, kept.keys()
@@ -226,9 +192,6 @@ class Store:
     def _measured(self, wanted: Round) -> Sequence[Trajectory]:
         with _with_remedy("remove it, and its episodes run again"):
             return parquet.read(self._file(wanted))
-
-    def _closing(self, iteration: int) -> Path:
-        return self._closed / f"{iteration:06d}.json"
 
     def _file(self, wanted: Round) -> Path:
         if wanted.purpose == "train":

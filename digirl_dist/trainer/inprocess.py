@@ -35,9 +35,8 @@ _NOT_OF_EPISODES = (MemoryError, torch.OutOfMemoryError, CheckpointError, OSErro
 class InProcessTrainer:
     """Trains in this process; with ``peers``, as one of several ranks that learn together.
 
-    ``replay_size`` limits the number of collected episodes that an update reads, ``max_staleness`` how many updates
-    their policy may lag behind. All ``offline`` episodes precede them. ``seed`` determines the first weights and the
-    random numbers drawn during learning, such as dropout.
+    ``replay_size`` limits the number of collected episodes that an update reads. All ``offline`` episodes precede
+    them. ``seed`` determines the first weights and the random numbers drawn during learning, such as dropout.
     """
 
     def __init__(
@@ -49,7 +48,6 @@ class InProcessTrainer:
         seed: int,
         peers: Peers = ALONE,
         offline: Sequence[Trajectory] = (),
-        max_staleness: int | None = None,
     ) -> None:
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)
@@ -62,7 +60,6 @@ class InProcessTrainer:
         self._replay_size = replay_size
         self._seed = seed
         self._offline = list(offline)
-        self._max_staleness = max_staleness
         self._alone = peers is ALONE
         self._refused: tuple[RefusedEpisode, ...] = ()
         self._table: pa.Table | None = None
@@ -98,13 +95,11 @@ class InProcessTrainer:
         update fails, TrajectoryError if trajectories are missing.
         """
         iteration = checkpoint.iteration
-        brought = store.read(iteration) if store.has(Round(iteration)) else ()
-        fresh = store.fresh(iteration, self._max_staleness) if brought else []
-        too_old = len(brought) - len(fresh)
+        fresh = store.read(iteration) if store.has(Round(iteration)) else ()
         collected = self._replay(iteration, store, len(fresh))
         fresh = fresh[-self._replay_size :]
         self._refused = ()
-        expect(self._algorithm, store, iteration)
+        expect(self._algorithm)
         try:
             with blaming(f"{type(self._algorithm).__name__}.update", TrainingError), naming_too_little_memory():
                 returned = self._fit_or_sift(checkpoint, store, fresh, collected)
@@ -112,7 +107,7 @@ class InProcessTrainer:
         except TrainingError as error:
             raise TrainingError(f"{error}. A run with this save_path resumes from {checkpoint.folder}") from error
         self._iteration = iteration + 1
-        return {**figures, "too_old": float(too_old), "episodes_refused": float(len(self._refused))}
+        return {**figures, "episodes_refused": float(len(self._refused))}
 
     def _fit(self, iteration: int, fresh: Sequence[Trajectory], collected: Sequence[Trajectory]) -> Any:
         """Makes one update and returns what the algorithm returned."""
@@ -178,18 +173,16 @@ class InProcessTrainer:
             state = checkpoint.trainer_state()
             load_state(self._agent, checkpoint.state())
             load_state(self._algorithm, state["algorithm"])
-            is_counted_alike = state.get("max_staleness", self._max_staleness) == self._max_staleness
-            self._replayed = state["replayed"] if is_counted_alike else 0
+            self._replayed = state["replayed"]
         self._iteration = checkpoint.iteration
 
     def _state(self) -> tuple[State, dict[str, Any]]:
         """Returns the policy's and the trainer's state. All ranks must call it together: weights may be sharded."""
-        counted = {"replayed": self._replayed, "max_staleness": self._max_staleness}
-        return contract.state_of(self._agent), {"algorithm": state_of(self._algorithm), **counted}
+        return contract.state_of(self._agent), {"algorithm": state_of(self._algorithm), "replayed": self._replayed}
 
     def _replay(self, iteration: int, store: Store, fresh: int) -> list[Trajectory]:
         """Returns the newest collected episodes, ``fresh`` of them new. Raises TrajectoryError if some are missing."""
-        replay = store.replay(iteration, self._replay_size, self._max_staleness)
+        replay = store.replay(iteration, self._replay_size)
         wanted = min(self._replay_size, self._replayed + fresh) - len(store.refused.all())
         if len(replay) < wanted:
             raise TrajectoryError(

@@ -9,7 +9,7 @@ import pytest
 from simulate.store import MemoryLedger
 
 from digirl_dist.collect.accounts import IterationStats
-from digirl_dist.collect.iteration import Closing, Iteration, Terms
+from digirl_dist.collect.iteration import Iteration
 from digirl_dist.collect.leases import Leases
 from digirl_dist.collection import CollectionResult
 from digirl_dist.errors import CollectionError
@@ -34,52 +34,11 @@ def episode(ticket: Ticket) -> Trajectory:
     return Trajectory(ticket, f"{ticket.index}-{ticket.purpose}", "w1", 0, [step], seen, success=True)
 
 
-def test_an_episode_that_is_carried_over_and_ends_while_the_policy_is_measured_counts_in_the_next_iteration(
-    tmp_path: Path,
-) -> None:
-    """It came home in the measurement, and was run again: the iteration that it was of accepted no more."""
-    clock, store = Clock(), Store(tmp_path / "trajectories")
-    leases = Leases(3, clock)
-    first = [Ticket(0, index, Task("t"), index, 0) for index in range(2)]
-    iteration = Iteration(first, leases, store, Terms(Closing(0.5)), clock)
-    leases.take("w1", 2, 0)
-    assert iteration.land(episode(first[0]))
-    stats = IterationStats(Round(0), clock)
-    assert iteration.close(stats).carried == 1
-
-    measured = Iteration([Ticket(1, 0, Task("t"), 0, 1, purpose="evaluate")], leases, store, Terms(Closing(0.5)), clock)
-    assert measured.counts_in(first[1].key) == Round(1)
-    assert measured.land(episode(first[1]))
-    assert list(store.landed(Round(1))) == [first[1].key]
-
-    following = Iteration([Ticket(1, 0, Task("t"), 5, 1)], leases, store, Terms(), clock)
-    assert following.missing == 1 and first[1].key not in leases.tickets
-
-
-def test_an_iteration_that_is_begun_ahead_once_it_is_the_present_one_keeps_what_was_carried_over_to_it(
-    tmp_path: Path,
-) -> None:
-    """A host that comes back begins it ahead while it collects it: carried-over episodes that had landed were lost."""
-    clock, store = Clock(), Store(tmp_path / "trajectories")
-    leases = Leases(3, clock)
-    first, second = ([Ticket(number, index, Task("t"), index, 0) for index in range(2)] for number in range(2))
-    iteration = Iteration(first, leases, store, Terms(Closing(0.5)), clock)
-    leases.take("w1", 2, 0)
-    assert iteration.land(episode(first[0]))
-    assert iteration.close(IterationStats(Round(0), clock)).carried == 1
-    following = Iteration(second, leases, store, Terms(), clock)
-    assert following.land(episode(first[1]))
-
-    following.begin_later(second)
-    assert following.left_aside == [] and list(store.landed(Round(1))) == [first[1].key]
-    assert following.missing == 2
-
-
 def test_a_slot_that_begins_while_others_run_is_no_overhead() -> None:
     """Such as that of a worker that joins late: the time until its first action counted as overhead."""
     clock = Clock()
     stats = IterationStats(Round(1), clock)
-    stats.ended("w1", 60.0, 0.0)  # carried in, from an iteration before
+    stats.ended("w1", 60.0, 0.0)  # begun in an iteration before
     for slot in range(2):
         clock.at += 1.0
         stats.acting("w1", slot)
@@ -87,7 +46,7 @@ def test_a_slot_that_begins_while_others_run_is_no_overhead() -> None:
     stats.ended("w1", 9.0, 0.0)
     clock.at += 1.0
     stats.acting("w2", 0)
-    assert stats.result([], 0, 0, []).acting_at == 102.0
+    assert stats.result([], []).acting_at == 102.0
 
 
 @pytest.mark.parametrize(("seconds", "age_s"), [(3.0, 0.0), (1e9, 0.0), (1e9, 1e9), (0.0, 1e9)])
@@ -100,7 +59,7 @@ def test_a_busy_share_is_one_at_most_whatever_workers_say_or_bring_from_before(s
         stats.ended("w1", seconds, age_s)
         clock.at += 1.0
     stats.ended("w2", 0.5, 0.0)
-    busy = stats.result([], 0, 0, []).busy
+    busy = stats.result([], []).busy
     assert busy is not None and 0.0 <= busy <= 1.0
 
 
@@ -127,7 +86,7 @@ def test_identity_by_place_what_landed_for_another_ticket_of_that_place_is_left_
     before.land(other.round, episode(other))
     before.land(wanted[1].round, episode(wanted[1]))
     store = Store(tmp_path / "trajectories")
-    iteration = Iteration(wanted, leases := Leases(3, Clock()), store, Terms(), Clock())
+    iteration = Iteration(wanted, leases := Leases(3, Clock()), store)
     assert iteration.missing == 1 and leases.queued == 1
     leases.take("w1", 2, 0)
     assert iteration.land(episode(wanted[0]))
@@ -143,7 +102,7 @@ def test_identity_by_place_what_an_iteration_does_not_ask_for_is_no_part_of_it(t
     store = Store(tmp_path)
     for ticket in wanted:
         store.land(ticket.round, episode(ticket))
-    iteration = Iteration(wanted[:3], Leases(3, Clock()), store, Terms(), Clock())
+    iteration = Iteration(wanted[:3], Leases(3, Clock()), store)
     assert iteration.is_over
     found = iteration.close(IterationStats(Round(0), Clock())).trajectories
     assert [one.ticket.index for one in found] == [0, 1, 2] and len(iteration.left_aside) == 9
@@ -153,7 +112,7 @@ def test_identity_by_place_a_later_iteration_that_is_begun_ahead_takes_none_of_a
     now, later = ([Ticket(number, 0, Task("t"), 5, 0)] for number in (0, 1))
     store = Store(tmp_path)
     store.land(Round(1), episode(replace(later[0], seed=6)))
-    iteration = Iteration(now, leases := Leases(3, Clock()), store, Terms(), Clock())
+    iteration = Iteration(now, leases := Leases(3, Clock()), store)
     iteration.begin_later(later)
     assert later[0].key in leases.tickets and not store.landed(Round(1))
     leases.take("w1", 2, 0)
@@ -165,7 +124,7 @@ def test_identity_by_place_a_round_that_has_ended_otherwise_is_refused_with_a_re
     store = Store(tmp_path)
     store.append(CollectionResult(0, [episode(replace(wanted[0], task=Task("other")))]))
     with pytest.raises(CollectionError, match="another task: 'other' instead of 't' -> restore its tasks"):
-        Iteration(wanted, Leases(3, Clock()), store, Terms(), Clock())
+        Iteration(wanted, Leases(3, Clock()), store)
 
 
 def test_identity_by_place_an_earlier_policy_is_no_other_ticket_where_iterations_overlap(tmp_path: Path) -> None:
@@ -173,7 +132,7 @@ def test_identity_by_place_an_earlier_policy_is_no_other_ticket_where_iterations
     for version in (2, 4):
         store = Store(tmp_path / f"{version}")
         store.land(Round(4), episode(replace(wanted[0], policy_version=version)))
-        assert Iteration(wanted, Leases(3, Clock()), store, Terms(), Clock()).is_over
+        assert Iteration(wanted, Leases(3, Clock()), store).is_over
 
 
 def test_identity_by_place_a_host_that_asks_for_other_tasks_takes_no_episode_of_its_predecessors_lease() -> None:

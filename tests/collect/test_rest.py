@@ -13,7 +13,6 @@ from process_watch import eventually
 
 from digirl_dist.collect.dispatch import DispatchRules
 from digirl_dist.collect.fleet_collector import FleetCollector
-from digirl_dist.collect.iteration import Closing
 from digirl_dist.errors import MisconductError
 from digirl_dist.fleet.worker_events import EventQueue, Leaving, Lost, Said
 from digirl_dist.protocol.messages import EpisodeManifest, EpisodeReady, Heartbeat, UnknownFile, Working
@@ -64,9 +63,7 @@ class Site:
         self.status = Status(folder / "status.json")
         self.status.write()  # a reader may come before the first turn
         store = Store(folder / "trajectories")
-        self.collector = FleetCollector(
-            fleet, LimitSettings(), DispatchRules(), Closing(), store, self.events, self.status
-        )
+        self.collector = FleetCollector(fleet, LimitSettings(), DispatchRules(), store, self.events, self.status)
         self.collector.attend()
 
     def told(self, kind: str) -> list[dict[str, Any]]:

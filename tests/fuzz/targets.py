@@ -195,7 +195,6 @@ class Manifests(Target):
         self._store, self._checkpoints = Store(self._run.trajectories), Checkpoints(self._run.checkpoints)
         saved = self._checkpoints.save(0, {"w": torch.ones(3)}, {}, {"loss": 1.0})
         self._checkpoints.rate(saved, 0.5)
-        self._store.close(1, [TICKET], [])
         self._store.refused.add(_episode(2), "it broke")
         key = Key(1, 3)
         manifest = protocol.EpisodeManifest("r1", key, 0, 1, "e", 9, "0f", 0, 1.0, 0.5, {"step": 0.5})
@@ -207,7 +206,6 @@ class Manifests(Target):
             saved.folder / "manifest.json": lambda: self._checkpoints.open(0).state(),
             saved.folder / "metrics.json": lambda: self._checkpoints.open(0).metrics(),
             self._run.checkpoints / "best.json": self._checkpoints.best,
-            self._run.trajectories / ".closed" / "000001.json": lambda: self._store.left_out(1),
             self._run.trajectories / ".refused" / "000001-00003.json": self._store.refused.all,
             metrics: lambda: Metrics(metrics),
             verdicts: lambda: Verdicts(verdicts),

@@ -17,7 +17,6 @@ from user_classes import Counter, FairCoin
 
 from digirl_dist.collect.dispatch import DispatchRules
 from digirl_dist.collect.fleet_collector import FleetCollector
-from digirl_dist.collect.iteration import Closing
 from digirl_dist.collect.leases import LeaseLedger
 from digirl_dist.collection import CollectionResult
 from digirl_dist.fleet.fleet import Fleet
@@ -70,7 +69,7 @@ class Site:
         job = _job(self.folder.run_id, limits[1], step_s)
         specs = [WorkerSpec(one.address, 2, self.job_folder(one), this_python, package=package) for one in machines]
         self.fleet = Fleet([(spec, job) for spec in specs], SshConnector(*limits), limits[1])
-        parts = self.fleet, limits[1], DispatchRules(speculate=False), Closing(), self.store, self.log, self.status
+        parts = self.fleet, limits[1], DispatchRules(speculate=False), self.store, self.log, self.status
         self._collector = FleetCollector(*parts, ledger=LeaseLedger(self.folder.leases))
         stack.callback(self._collector.close)
 

@@ -98,7 +98,7 @@ def test_a_plan_names_what_is_missing_and_prints_what_is_asked(capsys: pytest.Ca
     assert main(["plan", "--fleet", "1,8", *figures]) == 2
     assert "steps" in capsys.readouterr().err
     assert main(["plan", "--fleet", "1,8", *figures, "--figure", "steps=10"]) == 0
-    assert "collect_ahead=1" in capsys.readouterr().out
+    assert "ahead=1" in capsys.readouterr().out
     assert main(["plan", "--fleet", "2", "--json", "emulator=rehearsal", "rollout_size=16"]) == 0
     assert json.loads(capsys.readouterr().out)["forecasts"][0]["rollout_size"] == 16
     assert main(["plan", "--fleet", "many", "emulator=rehearsal"]) == 2

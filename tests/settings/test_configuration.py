@@ -124,9 +124,6 @@ def test_workers_of_a_site_relay_unless_relays_are_off(tmp_path: Path) -> None:
         ("loggers=[[wandb]]", "loggers must be a list, as loggers=[a,b], not [['wandb']]"),
         ("offline.data=[[a]]", "offline.data must be a list, as offline.data=[a,b], not [['a']]"),
         ("emulator.name=miniwob", "emulator.name=miniwob chooses nothing: choose by emulator=miniwob"),
-        ("close=never", "close must be all, a share as 0.9, or seconds as 600s, not 'never'"),
-        ("close=1.5", "close must be all, a share as 0.9, or seconds as 600s, not '1.5'"),
-        ("close=0s", "close must be all, a share as 0.9, or seconds as 600s, not '0s'"),
         ("parallel=cluster", "parallel must be one of single, host, worker, not 'cluster'"),
         ("evaluation.every=[1]", "evaluation.every must be a whole number from 0 to 1,000,000,000, not [1]"),
         ("dry_run=maybe", "dry_run must be true or false, not 'maybe'"),
@@ -236,6 +233,6 @@ def test_per_worker_overrides_are_checked() -> None:
 
 
 def test_a_run_is_read_without_trust_although_it_has_words_of_its_own(tmp_path: Path) -> None:
-    (tmp_path / "config.yaml").write_text(configuration.to_yaml(load("close=0.9", "media=failures")))
+    (tmp_path / "config.yaml").write_text(configuration.to_yaml(load("media=failures")))
     settings = RunSource(str(tmp_path)).load()
-    assert (settings.close, settings.media) == ("0.9", "failures")
+    assert settings.media == "failures"

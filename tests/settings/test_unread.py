@@ -46,8 +46,8 @@ CONTRADICTIONS = [
         "train_algorithm is not read with algorithm.entry_point=a:B",
     ),
     (
-        ["train_mode=offline", "collect_ahead=1"],
-        "collect_ahead is not read with train_mode=offline: add train_mode=onl",
+        ["train_mode=offline", "ahead=1"],
+        "ahead is not read with train_mode=offline: add train_mode=onl",
     ),
     (
         ["train_algorithm=digirl", "algorithm.digirl.discount=0.1"],

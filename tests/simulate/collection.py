@@ -11,7 +11,6 @@ from typing import Any
 
 from digirl_dist.collect.dispatch import DispatchRules
 from digirl_dist.collect.fleet_collector import FleetCollector
-from digirl_dist.collect.iteration import Closing
 from digirl_dist.settings import LimitSettings
 from digirl_dist.tasks import Task, Ticket
 from simulate.behaviour import Behaviour
@@ -42,7 +41,7 @@ class Simulation:
         world = World()
         machines = {name: machine(world, name, behaviour) for name, behaviour in behaviours.items()}
         fleet, store, events = SimulatedFleet(world, list(machines.values()), limits), MemoryStore(), Recorder(world)
-        parts: list[Any] = [fleet, limits, DispatchRules(**rules), Closing(), store, events, SilentStatus()]
+        parts: list[Any] = [fleet, limits, DispatchRules(**rules), store, events, SilentStatus()]
         collector = FleetCollector(*parts, max_steps=10, clock=world.clock)
         found = cls(world, machines, fleet, store, events, collector)
         weakref.finalize(found, fleet.vanish)  # the threads of its workers end with it

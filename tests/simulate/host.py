@@ -12,7 +12,6 @@ from typing import Any, cast
 from digirl_dist.collect.around import Ahead
 from digirl_dist.collect.dispatch import DispatchRules
 from digirl_dist.collect.fleet_collector import FleetCollector
-from digirl_dist.collect.iteration import Closing
 from digirl_dist.collection import CollectionResult
 from digirl_dist.fleet.fleet import Fleet
 from digirl_dist.settings import LimitSettings
@@ -34,11 +33,9 @@ class Schedule:
 
     limits: LimitSettings
     rules: DispatchRules = DispatchRules()  # noqa: RUF009 - frozen
-    closing: Closing = Closing()  # noqa: RUF009 - frozen
     iterations: int = 1
     rollout_size: int = 8
     ahead: int = 0
-    max_staleness: int | None = None
     evaluate_every: int = 0
     evaluation_episodes: int = 4
     update_s: float = 1.0
@@ -90,7 +87,6 @@ class SimulatedHost:
             cast("Fleet[Any]", fleet),
             schedule.limits,
             schedule.rules,
-            schedule.closing,
             disk.store,
             events,
             SilentStatus(),
@@ -148,7 +144,7 @@ class SimulatedHost:
             disk.store.append(result)
             yield schedule.update_s
             if disk.store.has(result.round):
-                disk.used.append((number, disk.store.fresh(number, schedule.max_staleness)))
+                disk.used.append((number, disk.store.read(number)))
             disk.newest = number + 1
             yield from self._evaluate(disk.newest)
 

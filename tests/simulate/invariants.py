@@ -96,10 +96,7 @@ class Invariants:
         homes: Counter[Key] = Counter()
         for trajectories in store.files.values():
             homes.update(trajectory.ticket.key for trajectory in trajectories)
-        last = schedule.iterations - 1
-        for number, (carried, cancelled) in store.closed.items():
-            homes.update(ticket.key for ticket in (*cancelled, *(carried if number == last else ())))
-        wanted = {ticket.key for number in range(last + 1) for ticket in schedule.tickets(number, number)}
+        wanted = {ticket.key for number in range(schedule.iterations) for ticket in schedule.tickets(number, number)}
         wanted |= {ticket.key for version in self._run.disk.measured for ticket in schedule.evaluation(version)}
         lost = wanted - homes.keys() - self._set_aside
         _hold(not lost, "exactly once", f"lost: {sorted(lost)}")
@@ -116,11 +113,10 @@ class Invariants:
         return [machine.spec.name for machine in self._run.machines if machine.program.stopped_by_host is None]
 
     def _check_updates(self) -> None:
-        limit = self._run.scenario.schedule.max_staleness
+        limit = self._run.scenario.schedule.ahead
         for number, trajectories in self._run.disk.used:
             oldest = min((trajectory.ticket.policy_version for trajectory in trajectories), default=number)
-            fits = limit is None or number - oldest <= limit
-            _hold(fits, "staleness", f"update {number} learned from version {oldest}")
+            _hold(number - oldest <= limit, "staleness", f"update {number} learned from version {oldest}")
 
     def _check_events(self) -> None:
         lines = self._run.events.lines

@@ -17,7 +17,6 @@ from digirl_dist.fleet.session import Session
 from digirl_dist.fleet.worker import RemoteWorker
 from digirl_dist.fleet.worker_events import LeasesLost, Lost
 from digirl_dist.protocol.messages import Heartbeat
-from digirl_dist.storage.trajectory_store import Store
 from digirl_dist.worker_program.core import ProgramCore
 
 Patch = pytest.MonkeyPatch
@@ -89,16 +88,6 @@ def one_iteration_too_far_ahead(patch: Patch) -> None:
     patch.setattr(Ahead, "__init__", init)
 
 
-def learned_from_too_old(patch: Patch) -> None:
-    """An update learns from episodes that are one version older than ``max_staleness`` allows."""
-    real = Store.fresh
-
-    def fresh(self: Any, iteration: int, max_staleness: int | None = None) -> Any:
-        return real(self, iteration, None if max_staleness is None else max_staleness + 1)
-
-    patch.setattr(Store, "fresh", fresh)
-
-
 def never_again(patch: Patch) -> None:
     """A worker that is lost twice in a row is never tried again."""
     real = Reconnecting.lost
@@ -117,20 +106,6 @@ def life_that_ends_with_its_connection(patch: Patch) -> None:
         self.post(Lost(self.spec.name, self._stay(self._coming_back)))
 
     patch.setattr(RemoteWorker, "_come_and_go", once)
-
-
-def carried_over_and_out(patch: Patch) -> None:
-    """What an iteration closed without is not taken over by the next."""
-    patch.setattr(Iteration, "_left_out", lambda self, number: ([], []))
-
-
-def measured_while_carried(patch: Patch) -> None:
-    """An episode counts in its own iteration, though that may have closed without it."""
-
-    def counts_in(self: Any, key: Any) -> Any:
-        return self.round if key in self._wanted else key.round
-
-    patch.setattr(Iteration, "counts_in", counts_in)
 
 
 def time_away_forgotten(patch: Patch) -> None:
@@ -184,11 +159,8 @@ BUGS = (
     forgotten_spool,
     kept_spool,
     one_iteration_too_far_ahead,
-    learned_from_too_old,
     never_again,
     life_that_ends_with_its_connection,
-    carried_over_and_out,
-    measured_while_carried,
     time_away_forgotten,
     half_open_before_the_job,
     older_policy,

@@ -8,7 +8,6 @@ from random import Random
 from typing import get_args
 
 from digirl_dist.collect.dispatch import DispatchRules
-from digirl_dist.collect.iteration import Closing
 from digirl_dist.protocol.messages import HostMessage, WorkerMessage
 from digirl_dist.settings import LimitSettings
 from simulate.faults import KINDS, Fault
@@ -100,21 +99,12 @@ def _machine(rng: Random, slots: int | None) -> MachineTraits:
 
 
 def _schedule(rng: Random, seed: int) -> Schedule:
-    ahead = rng.choice((0, 0, 1, 2))
-    closings = (
-        Closing(),
-        Closing(),
-        Closing(rng.choice((0.4, 0.7, 0.9))),
-        Closing(after_s=rng.choice((1.0, 3.0, 8.0))),
-    )
     return Schedule(
         limits=LIMITS,
         rules=DispatchRules(rng.randrange(3), rng.random() < 0.7),
-        closing=rng.choice(closings),
         iterations=rng.randint(1, 4),
         rollout_size=rng.randint(2, 10),
-        ahead=ahead,
-        max_staleness=rng.choice((None, ahead, ahead + 1)),
+        ahead=rng.choice((0, 0, 1, 2)),
         evaluate_every=rng.choice((0, 0, 1, 2)),
         evaluation_episodes=rng.randint(1, 4),
         update_s=rng.choice((0.0, 0.2, 3.0)),

@@ -12,7 +12,7 @@ from digirl_dist.collection import CollectionResult
 from digirl_dist.storage.events import Events
 from digirl_dist.storage.status import Status
 from digirl_dist.storage.trajectory_store import Store
-from digirl_dist.tasks import Key, Round, Ticket
+from digirl_dist.tasks import Key, Round
 from digirl_dist.trajectory import Trajectory
 from simulate.world import World
 
@@ -23,7 +23,6 @@ class MemoryStore(Store):
     def __init__(self, touches: Callable[[], object] = lambda: None) -> None:
         self.episodes: dict[Round, dict[Key, Trajectory]] = {}
         self.files: dict[Round, Sequence[Trajectory]] = {}
-        self.closed: dict[int, tuple[list[Ticket], list[Ticket]]] = {}
         self.came_twice: list[Key] = []
         """Episodes that came although their ticket had landed, or their round was closed."""
         self.pulled_to: list[str] = []
@@ -43,7 +42,7 @@ class MemoryStore(Store):
 
     def land(self, counts_in: Round, trajectory: Trajectory, checked: Path | bytes | None = None) -> bool:
         known = self.episodes.setdefault(counts_in, {})
-        if trajectory.ticket.key in known or self.is_closed(counts_in):
+        if trajectory.ticket.key in known or self.has(counts_in):
             self.came_twice.append(trajectory.ticket.key)
             return False
         self._touches()
@@ -63,17 +62,6 @@ class MemoryStore(Store):
         if self.stumbles_at == place:
             self.stumbles_at = None
             raise ZeroDivisionError("a defect of ours")
-
-    def is_closed(self, wanted: Round) -> bool:
-        return wanted in self.files or (wanted.purpose == "train" and wanted.number in self.closed)
-
-    def close(self, iteration: int, carried: Sequence[Ticket], cancelled: Sequence[Ticket]) -> None:
-        self._touches()
-        self.closed.setdefault(iteration, (list(carried), list(cancelled)))
-        self._touches()
-
-    def left_out(self, iteration: int) -> tuple[list[Ticket], list[Ticket]]:
-        return self.closed.get(iteration, ([], []))
 
     def append(self, result: CollectionResult) -> None:
         self._touches()

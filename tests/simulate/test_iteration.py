@@ -5,15 +5,18 @@ The collector, the sessions and the programs' cores are the real ones.
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import msgspec
+import numpy as np
 import pytest
 
+from digirl_dist.plan.forecast import Phase
 from digirl_dist.protocol import messages
 from digirl_dist.protocol.messages import EpisodeManifest
 from digirl_dist.settings import LimitSettings
-from digirl_dist.tasks import Key
+from digirl_dist.tasks import Key, Task, Ticket
 from simulate.behaviour import Behaviour
 from simulate.collection import Simulation, tickets
 from simulate.link import Way
@@ -209,3 +212,28 @@ def test_nothing_is_leased_to_a_program_that_tells_of_its_slots_before_it_works(
     here.world.later(0.025, lambda: program.say(messages.SlotChanged(0, "ready", "", 2)))
     assert_complete(here.collect(tickets(4)), 4)
     assert here.world.now < 10.0
+
+
+def test_once_lengths_are_known_a_slow_worker_costs_little_as_the_longest_begin_first() -> None:
+    """One worker of four is four times slower; tasks are known to be long or short once each has ended some times."""
+    rng = np.random.default_rng(1)
+    means = 20 * np.exp(rng.normal(0, 0.6, 24))
+    drawn = [[Ticket(number, k, Task(str(t)), k, number) for k, t in enumerate(rng.integers(0, 24, 96))]
+             for number in range(5)]  # fmt: skip
+
+    def work(ticket: Ticket) -> float:
+        varies = np.random.default_rng([ticket.iteration, ticket.index]).normal(0, 0.15)
+        return float(means[int(ticket.task.id)] * np.exp(varies))
+
+    def phases(slowness: float) -> Callable[[Ticket], Sequence[Phase]]:
+        return lambda ticket: [("reset", 0.0), ("step", slowness * work(ticket))]
+
+    behaviours = {name: Behaviour(slots=4, phases=phases(1.0)) for name in ("w0", "w1", "w2")}
+    here = Simulation.of({**behaviours, "slow": Behaviour(slots=4, phases=phases(4.0))}, LimitSettings(step_s=1e5))
+    over_ideal = []
+    for wanted in drawn:
+        began = here.world.now
+        result = here.collect(wanted)
+        here.store.append(result)
+        over_ideal.append((result.last_ended_at - began) / (sum(map(work, wanted)) / (12 + 4 / 4)))
+    assert sum(over_ideal[2:]) / 3 < 1.1, over_ideal

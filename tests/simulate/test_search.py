@@ -55,11 +55,9 @@ def test_a_seed_that_broke_a_promise_once_holds(
     assert not outcome(draw(seed).smaller(workers, tickets, iterations, faults)).detail
 
 
-def test_the_seeds_draw_every_kind_of_fault_and_every_way_to_close_an_iteration() -> None:
+def test_the_seeds_draw_every_kind_of_fault_and_way_to_collect() -> None:
     drawn = [draw(seed) for seed in range(300)]
     assert {fault.kind for scenario in drawn for fault in scenario.faults} == set(KINDS)
-    closings = [scenario.schedule.closing for scenario in drawn]
-    assert {one.share < 1 for one in closings} == {one.after_s < 100 for one in closings} == {True, False}
     assert {scenario.schedule.ahead for scenario in drawn} == {0, 1, 2}
     assert any(scenario.schedule.evaluate_every for scenario in drawn)
 
@@ -105,17 +103,14 @@ def _walk(store: Store, rng: Random) -> list[object]:
     for _ in range(30):
         wanted = Round(rng.randrange(3), rng.choice(("train", "train", "evaluate")))
         episodes = [_episode(Ticket(wanted.number, index, Task("t"), 0, 0, 0, wanted.purpose)) for index in range(3)]
-        match rng.randrange(5):
+        match rng.randrange(4):
             case 0 | 1:
                 said.append(store.land(wanted, rng.choice(episodes)))
-            case 2 if wanted.purpose == "train":
-                store.close(wanted.number, [episodes[0].ticket], [episodes[1].ticket])
-            case 3:
+            case 2:
                 landed = list(store.landed(wanted).values())
                 store.append(CollectionResult(wanted.number, landed, purpose=wanted.purpose))
             case _:
-                left_out = store.left_out(wanted.number)
-                said += [sorted(store.landed(wanted)), store.is_closed(wanted), store.has(wanted), left_out]
+                said += [sorted(store.landed(wanted)), store.has(wanted)]
     return said
 
 

@@ -158,28 +158,3 @@ def test_a_screen_that_is_seen_again_and_again_is_in_memory_once_after_a_restart
     [back] = Store(tmp_path).read(0)
     assert back.final_observation.image == seen.image
     assert back.final_observation.image is back.steps[0].observation.image
-
-
-def test_what_an_iteration_closed_without_is_kept_and_written_once(tmp_path: Path) -> None:
-    tickets = [Ticket(0, index, Task("t", params={"deep": [1]}), seed=index, policy_version=0) for index in range(3)]
-    Store(tmp_path).close(0, tickets[:1], tickets[1:])
-    Store(tmp_path).close(0, [], [])
-    store = Store(tmp_path)
-    assert store.left_out(0) == (tickets[:1], tickets[1:]) and store.left_out(1) == ([], [])
-    assert store.is_closed(Round(0)) and not store.is_closed(Round(1))
-
-
-def test_nothing_lands_in_an_iteration_that_is_closed_but_in_the_next(tmp_path: Path) -> None:
-    store, late = Store(tmp_path), episode(0, 1)
-    store.close(0, [late.ticket], [])
-    assert not store.land(Round(0), late)
-    assert store.land(Round(1), late) and not store.land(Round(1), late)
-    assert list(Store(tmp_path).landed(Round(1))) == [Key(0, 1)]
-
-
-def test_episodes_of_too_old_a_policy_are_left_out(tmp_path: Path) -> None:
-    store = Store(tmp_path)
-    old, new = episode(1, 0), episode(3, 0)
-    store.append(CollectionResult(3, [old, new]))
-    assert store.fresh(3) == [old, new] and store.fresh(3, max_staleness=2) == [old, new]
-    assert store.fresh(3, max_staleness=1) == [new] and store.replay(3, 10, max_staleness=0) == [new]

@@ -224,15 +224,13 @@ def test_b10_launches_that_cannot_work_are_refused_with_the_fix(capsys: pytest.C
         ("worker_ips=[10.0.0.2]", "worker_ips is read by run.py alone"),
         ("dry_run=true", "dry_run is read by run.py alone"),
         ("inference=host", "inference is read by run.py alone"),
-        ("close=0.9", "close is read by run.py alone"),
-        ("collect_ahead=1", "collect_ahead is read by run.py alone"),
-        ("max_staleness=1", "max_staleness is read by run.py alone"),
+        ("ahead=1", "ahead is read by run.py alone"),
         ("task_order=sequential", "task_order is read by run.py alone"),
     ):
         assert main(word.split()) == 2
         assert said in capsys.readouterr().err
-    in_a_file = replace(configuration.load("config/multimachine", "ranks", []), close="600s", collect_ahead=1)
-    with pytest.raises(SettingsError, match="ranks with emulators do not read close, collect_ahead: each steps"):
+    in_a_file = replace(configuration.load("config/multimachine", "ranks", []), ahead=1, dry_run=True)
+    with pytest.raises(SettingsError, match="ranks with emulators do not read dry_run, ahead: each steps"):
         refuse_contradictions(in_a_file, command=Command.ranks)
     if not torch.cuda.is_available():
         assert main(["trainer.device=cuda"]) == 2

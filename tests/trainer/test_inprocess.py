@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import io
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -213,21 +212,6 @@ def test_episodes_that_got_lost_between_two_updates_are_missed(tmp_path: Path) -
     (tmp_path / "trajectories" / "000000.parquet").unlink()
     with pytest.raises(TrajectoryError, match="has 48 of the 60 newest episodes"):
         run(tmp_path, ALGORITHMS["filtered_bc"], 3)
-
-
-def test_a_run_may_go_on_with_another_limit_of_staleness(tmp_path: Path) -> None:
-    def late(iteration: int) -> list[Trajectory]:
-        """Half of them by the policy before."""
-        pairs = ((one, replace(one.ticket, policy_version=max(0, iteration - 1))) for one in episodes(iteration))
-        return [replace(one, ticket=ticket) if ticket.index % 2 else one for one, ticket in pairs]
-
-    for until, limit in ((2, None), (3, 0), (4, None)):
-        checkpoints, store = Checkpoints(tmp_path / "checkpoints"), Store(tmp_path / "trajectories")
-        learner = InProcessTrainer(Forgetful, ALGORITHMS["filtered_bc"], checkpoints, 60, 4, max_staleness=limit)
-        learn_until(until, learner, store, late)
-    (tmp_path / "trajectories" / "000003.parquet").unlink()
-    with pytest.raises(TrajectoryError, match="of the 60 newest episodes"):
-        run(tmp_path, ALGORITHMS["filtered_bc"], 5)
 
 
 @pytest.mark.parametrize("returned", [None, 0.3, {"loss": "low"}, {"loss": None}])

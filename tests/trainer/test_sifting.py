@@ -199,4 +199,4 @@ def test_an_iteration_whose_only_episode_moved_aside_is_still_closed(tmp_path: P
     store = Store(tmp_path)
     store.append(CollectionResult(0, episodes(0)[:1]))
     store.refuse([store.read(0)[0]], "it broke")
-    assert Store(tmp_path).is_closed(Round(0)) and not Store(tmp_path).read(0)
+    assert Store(tmp_path).has(Round(0)) and not Store(tmp_path).read(0)

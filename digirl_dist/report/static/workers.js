@@ -61,7 +61,7 @@ function verdict(totals) {
   const loss = `loses ${share < LITTLE ? "most, and little" : "the largest share of its slots' time"}: ${percent(share)}${reason}.`;
   const all = totals.reduce((sum, entry) => sum + entry.all, 0);
   const learns = totals.reduce((sum, entry) => sum + (entry.spent.update || 0), 0) / all;
-  const waits = learns < WAITING ? "" : ` All wait for ${percent(learns)} of the time while the host learns: collect_ahead=1 would use it.`;
+  const waits = learns < WAITING ? "" : ` All wait for ${percent(learns)} of the time while the host learns: ahead=1 would use it.`;
   return el("p", { class: share < LITTLE ? "hint" : "note", id: "verdict" }, el("b", {}, worst.worker), ` ${loss}${waits}`);
 }
 
