@@ -105,4 +105,29 @@ async def talk(socket: WebSocket) -> None:
         pass
 
 
-app = Starlette(routes=[Route("/health", health), Route("/schema", schema), WebSocketRoute("/ws", talk)])
+TASKS = [{"id": f"walk-{index}", "index": index, "question": "Where to?"} for index in range(3)]
+
+
+async def environments(_: Request) -> JSONResponse:
+    return JSONResponse(["walk_env"] if os.environ.get("TASKS") else ["walk_env", "another"])
+
+
+async def splits(_: Request) -> JSONResponse:
+    return JSONResponse([{"name": "test", "type": "test"}])
+
+
+async def tasks(request: Request) -> JSONResponse:
+    split = (await request.json())["split"]
+    return JSONResponse({"tasks": TASKS if split == "test" else None, "env_name": "walk_env"})
+
+
+app = Starlette(
+    routes=[
+        Route("/health", health),
+        Route("/schema", schema),
+        Route("/list_environments", environments),
+        Route("/walk_env/splits", splits),
+        Route("/walk_env/tasks", tasks, methods=["POST"]),
+        WebSocketRoute("/ws", talk),
+    ]
+)

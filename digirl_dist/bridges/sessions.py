@@ -6,6 +6,7 @@ import itertools
 import math
 import queue
 import threading
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 
@@ -102,7 +103,7 @@ class Session:
 
 
 class Sessions:
-    """Opens sessions on the worker that has the fewest."""
+    """Opens sessions on the worker that has the fewest, and has lost the fewest."""
 
     def __init__(self, found: Sequence[Machine], packed: bytes, limits: LimitSettings, seed: int) -> None:
         """``packed``: what makes a session on a worker (``worker_program.sessions.MakeSession``)."""
@@ -113,6 +114,7 @@ class Sessions:
         self._packed = packed
         self._machines = {machine.name: machine for machine in found}
         self._programs: dict[str, _Program] = {}
+        self._losses: Counter[str] = Counter()
         self._numbers = itertools.count()
         self._lock = threading.Lock()
 
@@ -125,7 +127,7 @@ class Sessions:
         """Raises WorkerError if no worker is left."""
         with self._lock:
             while self._machines:
-                name = min(self._machines, key=self._count)
+                name = min(self._machines, key=lambda each: self._count(each) + self._losses[each])
                 try:
                     program = self._programs.get(name)
                     if program is None or program.lost is not None:
@@ -141,6 +143,7 @@ class Sessions:
         session.close()
         with self._lock:
             self.moved.append(f"{session.worker}: {error}")
+            self._losses[session.worker] += 1
             machine = self._machines.get(session.worker)
             if machine is not None and session.program.lost is not None and not machine.connection.answers():
                 self._machines.pop(session.worker).connection.close()

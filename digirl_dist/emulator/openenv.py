@@ -13,6 +13,7 @@ from gymnasium import spaces
 
 from digirl_dist.emulator.openenv_server import OpenEnvServer, ServerSpec
 from digirl_dist.errors import ActionError, EmulatorError, SettingsError
+from digirl_dist.tasks import Task
 from digirl_dist.types import Json
 
 Schema = Mapping[str, Any]
@@ -110,6 +111,29 @@ class OpenEnvironment(gymnasium.Env[dict[str, Any], Any]):
             raise EmulatorError(f"{self._app}: {missing[0]} of its observation is missing")
         numbers = {name: seen[name] for name in self._spaces}
         return {**numbers, **({"text": _text({name: seen[name] for name in self._texts})} if self._texts else {})}
+
+
+def listed_tasks(server: ServerSpec, split: str) -> list[Task]:
+    """Returns the tasks of a split that the environment's own Task API lists; none if it has no such API or split.
+
+    Raises EmulatorError for a server that does not start.
+    """
+    opened = OpenEnvServer(server)
+    try:
+        [name] = opened.get("/list_environments")
+        splits = [each["name"] for each in opened.get(f"/{name}/splits")]
+        found = opened.get(f"/{name}/tasks", {"split": split})["tasks"] if split in splits else []
+        return [_task(split, index, each) for index, each in enumerate(found)]
+    except (AttributeError, LookupError, OSError, TypeError, ValueError, RecursionError, http.client.HTTPException):
+        return []
+    finally:
+        opened.close()
+
+
+def _task(split: str, index: int, told: Mapping[str, Json]) -> Task:
+    """Its reset is asked for the place in the split."""
+    texts = [told[name] for name in ("instruction", "prompt", "question") if isinstance(told.get(name), str)]
+    return Task(str(told.get("id", f"{split}-{index}")), (texts or [""])[0], {"split": split, "index": index})
 
 
 def _chosen(seen: Mapping[str, Json], observe: Sequence[str], app: str) -> list[str]:

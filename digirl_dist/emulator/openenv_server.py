@@ -73,14 +73,20 @@ class OpenEnvServer:
             self.close()
             raise
 
-    def get(self, path: str) -> Any:
-        """Returns the JSON behind a path. Raises OSError, HTTPException, ValueError or RecursionError."""
+    def get(self, path: str, query: Mapping[str, Any] | None = None) -> Any:
+        """Returns the JSON behind a path, that of a POST with ``query``.
+
+        Raises OSError, HTTPException, ValueError or RecursionError.
+        """
         connection = _UnixHttp(self._socket, timeout=self._left_s())
         late = threading.Timer(self._left_s(), connection.cut)  # the timeout is for each read, which may be of one byte
         late.daemon = True
         late.start()
         try:
-            connection.request("GET", path)
+            if query is None:
+                connection.request("GET", path)
+            else:
+                connection.request("POST", path, json.dumps(query), {"Content-Type": "application/json"})
             answer = connection.getresponse()
             if answer.status != http.HTTPStatus.OK:
                 raise http.client.HTTPException(f"{path} answers {answer.status}")

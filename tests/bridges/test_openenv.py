@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import signal
+import subprocess
 import urllib.request
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
@@ -13,6 +14,7 @@ from urllib.error import HTTPError
 
 import psutil
 import pytest
+from package_environment import python_with
 from process_watch import command_line, descendants_with, eventually
 from websockets.exceptions import ConnectionClosed
 from websockets.sync.client import ClientConnection, connect
@@ -184,7 +186,46 @@ def test_a_reset_that_names_no_task_is_refused_in_one_line(reset: dict[str, Any]
     )
 
 
+OPENENVS_CLIENT = """
+import json, sys
+from openenv.core import GenericEnvClient
+told = []
+with GenericEnvClient(base_url=sys.argv[1], message_timeout_s=600).sync() as env:
+    for index in range(10):
+        first = env.reset(split="test", index=index % 3, seed=index)
+        done, steps = first.done, 0
+        while not done:
+            answer = env.step({"type": "tap", "x": 0.5, "y": 0.5})
+            done, steps = answer.done, steps + 1
+        told.append([first.observation["text"], steps, env.state()["step_count"]])
+        print(json.dumps(told[-1]), flush=True)
+        sys.stdin.readline()
+"""
+
+
 @pytest.mark.nightly
+@pytest.mark.timeout(1200)
+def test_openenvs_own_client_plays_ten_episodes_over_two_workers_of_which_one_is_killed() -> None:
+    python = python_with("openenv", "openenv>=0.10,<0.11", and_ours=False)
+    with openenv_fleet(PHONE) as fleet:
+        address = fleet.provider().start()
+        tasks = [each["instruction"] for each in query(address, "task_range", split="test", stop=3)["tasks"]]
+        command = [python, "-c", OPENENVS_CLIENT, address]
+        with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as played:
+            assert played.stdout is not None and played.stdin is not None
+            for index in range(10):
+                text, *steps = json.loads(played.stdout.readline())
+                assert text == tasks[index % 3] and steps == [3, 3]
+                if index == 4:
+                    [busy] = [name for name, count in fleet.workers.items() if count]
+                    ssh_server(busy).send_signal(signal.SIGKILL)
+                played.stdin.write("\n")
+                played.stdin.flush()
+        assert played.returncode == 0 and len(fleet.moved) == 1
+
+
+@pytest.mark.nightly
+@pytest.mark.timeout(1200)
 def test_sixty_four_sessions_of_one_worker_act_at_once() -> None:
     with openenv_fleet([*PHONE, "dry_run_workers=1", "limits.boot_s=900"]) as fleet, ExitStack() as stack:
         address = fleet.provider().start().replace("http", "ws", 1)

@@ -95,6 +95,16 @@ def test_what_cannot_be_is_refused_in_one_line(more: dict[str, Any], told: str) 
     assert "\n" not in str(refused.value) and not servers()
 
 
+def test_the_environments_own_tasks_are_those_of_a_fleet() -> None:
+    there = settings(variables={"TASKS": "1"})
+    tasks = there.tasks("default", "test")
+    assert [task.id for task in tasks] == ["walk-0", "walk-1", "walk-2"] and not servers()
+    assert tasks[2] == Task("walk-2", "Where to?", {"split": "test", "index": 2})
+    assert there.tasks("default", "train") == settings().tasks("default", "test") == [Task("openenv_site:app")]
+    with pytest.raises(SettingsError, match="cannot be started.*emulator.python"):
+        settings(python="/nowhere/python").tasks("default", "test")
+
+
 def test_a_server_that_does_not_answer_is_waited_for_as_long_as_told() -> None:
     server = OpenEnvServer(settings(variables={"ODD": "hang"}).server())
     try:

@@ -8,6 +8,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from digirl_dist.emulator.plugins import Device, EmulatorPlugin
+from digirl_dist.errors import EmulatorError, SettingsError
 from digirl_dist.settings.expert import MISSING, expert
 from digirl_dist.settings.extras import extra_needed
 from digirl_dist.settings.ranges import Real, Seconds
@@ -63,5 +64,14 @@ class OpenEnvSettings(EmulatorPlugin):
         return ServerSpec(self.app, self.python, self.project, self.variables, self.ready_s)
 
     def tasks(self, task_set: str, split: str) -> Sequence[Task]:
-        """The one task there is: the environment itself. The ``params`` of a file's tasks go to its reset."""
-        return [Task(id=self.app)]
+        """Those of the environment's Task API; without one, the environment itself is the one task there is.
+
+        The ``params`` of a task go to its reset.
+        """
+        with extra_needed("emulator=openenv", "websockets", "openenv"):
+            from digirl_dist.emulator.openenv import listed_tasks
+
+        try:
+            return listed_tasks(self.server(), split) or [Task(id=self.app)]
+        except EmulatorError as error:
+            raise SettingsError(str(error)) from error
