@@ -1,4 +1,4 @@
-"""An emulator, an agent, an algorithm and a collector join a copy of the package, each by one file, and train."""
+"""An emulator, an agent, an algorithm, a collector and a logger join a copy of the package, each by one file."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from digirl_dist.child_process import environment
 
 pytestmark = pytest.mark.system
 
-ROOT = Path(__file__).resolve().parents[2]
+ROOT = Path(__file__).resolve().parents[1]
 
 LAMP = '''
 """``emulator=lamp``: a lamp to be switched on."""
@@ -184,16 +184,38 @@ class NearCollectorSettings(CollectorPlugin):
         return inline_collector(settings, *parts)
 '''
 
+TALLY = '''
+"""``loggers=[tally]``: lines of a text file."""
+
+PACKAGE = None
+
+
+def build(name, run):
+    return Tally(run.folder / "tally.txt")
+
+
+class Tally:
+    def __init__(self, path):
+        self.file = path.open("a")
+
+    def figures(self, figures, step):
+        print(step, figures["algorithm/climb_rate"], file=self.file)
+
+    def episodes(self, rows, step):
+        print(step, len(rows), "episodes", file=self.file)
+
+    def close(self):
+        self.file.close()
+'''
+
 NEW = {
-    "digirl_dist/emulator/plugins/lamp.py": LAMP,
-    "config/multimachine/emulator/lamp.yaml": "defaults: [lamp_schema]\n",
-    "digirl_dist/agent/plugins/bias.py": BIAS,
-    "config/multimachine/agent/bias.yaml": "defaults: [bias_schema]\n",
-    "digirl_dist/algorithm/plugins/climb.py": CLIMB,
-    "config/multimachine/climb.yaml": "defaults: [host]\ntrain_algorithm: climb\nalgorithm: {climb: {rate: 0.5}}\n",
-    "digirl_dist/assembly/collectors/near.py": NEAR,
-    "config/multimachine/collector/near.yaml": "defaults: [near_schema]\n",
+    "emulator/plugins/lamp.py": LAMP,
+    "agent/plugins/bias.py": BIAS,
+    "algorithm/plugins/climb.py": CLIMB,
+    "assembly/collectors/near.py": NEAR,
+    "report/loggers/tally.py": TALLY,
 }
+"""All that is added: nothing else of the package is changed."""
 
 
 @pytest.fixture(scope="module")
@@ -203,8 +225,8 @@ def copy(tmp_path_factory: pytest.TempPathFactory) -> Path:
         shutil.copytree(ROOT / part, folder / part, ignore=shutil.ignore_patterns("__pycache__"))
     shutil.copy(ROOT / "run.py", folder)
     for name, text in NEW.items():
-        assert not (folder / name).exists()
-        (folder / name).write_text(text.lstrip())
+        assert not (folder / "digirl_dist" / name).exists()
+        (folder / "digirl_dist" / name).write_text(text.lstrip())
     return folder
 
 
@@ -213,14 +235,15 @@ def run(copy: Path, *words: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run([sys.executable, "run.py", *words], cwd=copy, env=env, capture_output=True, text=True)
 
 
-def test_each_came_as_one_file_and_all_four_train_together(copy: Path) -> None:
+def test_each_came_as_one_file_and_all_five_work_together(copy: Path) -> None:
     chosen = ["emulator=lamp", "emulator.tries=3", "agent=bias", "collector=near", "collector.emulators=3"]
-    size = ["rollout_size=8", "train_iterations=3", "save_path=made"]
-    ended = run(copy, "--config-name", "climb", *chosen, *size)
+    learning = ["train_algorithm=climb", "algorithm.climb.rate=0.5", "loggers=[tally]"]
+    ended = run(copy, *chosen, *learning, "rollout_size=8", "train_iterations=3", "save_path=made")
     assert ended.returncode == 0, ended.stderr[-3000:]
     lines = metrics(copy / "made")
     assert [line["climb_rate"] for line in lines] == [0.5] * 3
     assert lines[-1]["climb_loss"] < lines[0]["climb_loss"]
+    assert (copy / "made/tally.txt").read_text().splitlines()[-2:] == ["2 0.5", "2 8 episodes"]
     assert '"near"' in (copy / "made/events.jsonl").read_text()
     kept = yaml.safe_load((copy / "made/config.yaml").read_text())
     everybodys = {"packages": [], "setup": None}
@@ -234,5 +257,7 @@ def test_help_and_hints_know_of_them(copy: Path) -> None:
     assert "| lamp |" in shown and "| bias |" in shown and "climb |" in shown
     refused = run(copy, "train_algorithm=clim")
     assert refused.returncode == 2 and "there is no 'clim'; did you mean 'climb'?" in refused.stderr
+    refused = run(copy, "emulator=lam")
+    assert refused.returncode == 2 and "emulator: there is no 'lam'; did you mean 'lamp'?" in refused.stderr
     refused = run(copy, "algorithm.climb.rat=1")
     assert refused.returncode == 2 and "no key 'algorithm.climb.rat'; did you mean 'rate'?" in refused.stderr

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -132,7 +133,6 @@ def imports(path: Path) -> Iterator[str]:
             )
 
 
-@pytest.mark.unit
 def test_imports_point_one_way() -> None:
     """So there is no circle between rooms either. The package itself imports what it exports when it is asked for."""
     backwards = {}
@@ -154,6 +154,18 @@ def test_the_root_has_few_modules_and_every_room_says_what_it_is_for() -> None:
 @pytest.mark.parametrize("script", ["map", "protocol", "size"])
 def test_what_a_script_draws_is_up_to_date_and_nothing_has_grown(script: str) -> None:
     subprocess.run([sys.executable, ROOT / "script" / script, "--check"], check=True)
+
+
+@pytest.mark.unit
+def test_every_place_that_contributors_are_sent_to_is_there() -> None:
+    rows = [line for line in (ROOT / "CONTRIBUTING.md").read_text().splitlines() if line.startswith("| ")]
+    places = re.findall(r"`([\w/]+\.(?:py|md))`((?:[:,] `[\w.]+`)*)", "\n".join(rows))
+    assert len(places) > 25
+    for file, names in places:
+        if "NAME" not in file:
+            text = next(root / file for root in (PACKAGE, ROOT) if (root / file).exists()).read_text()
+            missing = [name for name in re.findall(r"`[\w.]*?(\w+)`", names) if not re.search(rf"\b{name}\b", text)]
+            assert not missing, f"{file} has no {missing}"
 
 
 @pytest.mark.unit
@@ -225,7 +237,6 @@ def _opens(path: Path) -> Iterator[str]:
             yield f"{path.relative_to(ROOT)}:{node.lineno} {called}"
 
 
-@pytest.mark.unit
 def test_files_are_opened_in_two_places_and_elsewhere_for_a_reason() -> None:
     """Class 4: a run folder may be a stranger's, whose pipes, devices and links no other module meets."""
     allowed, used, bare = (*OPENERS, *OPEN_BY_THEMSELVES), set(), []

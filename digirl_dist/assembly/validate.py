@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from dataclasses import replace
 from enum import Enum
-from importlib.util import find_spec
 
 from digirl_dist.agent.plugins.custom import CustomAgentSettings
 from digirl_dist.agent.plugins.vlm import VlmSettings
@@ -144,9 +143,9 @@ def _is_new(settings: Settings) -> bool:
 
 def _refuse_loggers(settings: Settings) -> None:
     for name in settings.loggers:
-        if name not in (known := list(loggers.MODULES)):
+        if name not in (known := loggers.names()):
             raise SettingsError(f"loggers: there is no {name!r}; {nearest(name, known)}")
-        if find_spec(name) is None:
+        if not loggers.is_installed(name):
             raise SettingsError(f"loggers: {name} needs a package: pip install 'digirl_dist[{name}]'")
 
 

@@ -271,9 +271,9 @@ def _as_text(
 
 
 def _add_log(parser: argparse.ArgumentParser) -> None:
-    from digirl_dist.report.loggers import MODULES
+    from digirl_dist.report.loggers import names
 
-    parser.add_argument("--to", choices=list(MODULES), required=True, help="the logger")
+    parser.add_argument("--to", choices=names(), required=True, help="the logger")
 
 
 def _log(options: argparse.Namespace) -> int:

@@ -179,7 +179,10 @@ def register_schemas() -> None:
     store.store("settings", msgspec.to_builtins(Settings()))
     for group, options in options_of_groups().items():
         for option, kind in options.items():
-            store.store(f"{option}_schema", msgspec.to_builtins(kind()), group=group)
+            defaults = msgspec.to_builtins(kind())
+            store.store(f"{option}_schema", defaults, group=group)
+            if not (own_folder() / group / f"{option}.yaml").exists():
+                store.store(option, defaults, group=group)
 
 
 def _refuse_odd(overrides: Sequence[str]) -> None:

@@ -146,6 +146,7 @@ def test_a_record_of_another_form_ends_no_run_and_what_it_told_is_logged_anew(tm
     assert run.taken("tensorboard")["figures"] == 0
 
 
+@pytest.mark.component
 def test_tensorboard_has_groups_settings_and_pictures_and_a_resumed_run_no_step_twice(tmp_path: Path) -> None:
     run = Run(tmp_path / "run")
     run.has([0])
@@ -162,6 +163,7 @@ def test_tensorboard_has_groups_settings_and_pictures_and_a_resumed_run_no_step_
     assert b"_hparams_/session_start_info" in written and SECRET.encode() not in written
 
 
+@pytest.mark.component
 def test_a_finished_run_can_be_logged_later(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     run = Run(tmp_path / "run")
     run.has([0, 1])
@@ -276,6 +278,7 @@ def test_weights_and_biases_keeps_curves_settings_and_a_table_when_offline(
     assert run.taken("wandb") == {"run_id": "run1", "figures": 1, "evaluation": 0}
 
 
+@pytest.mark.nightly
 @pytest.mark.component
 def test_trackio_has_all_steps_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """It wants Pillow below 13, so the extra ``dev`` leaves it out."""
@@ -369,6 +372,6 @@ def test_an_unknown_logger_is_refused_with_the_nearest() -> None:
 
 def test_a_missing_package_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
     settings = configuration.load("config/multimachine", "host", ["dry_run=true", "loggers=[trackio]"])
-    monkeypatch.setattr("digirl_dist.assembly.validate.find_spec", lambda name: None)
+    monkeypatch.setattr("digirl_dist.report.loggers.find_spec", lambda name: None)
     with pytest.raises(SettingsError, match=r"pip install 'digirl_dist\[trackio\]'"):
         refuse_contradictions(settings)

@@ -10,16 +10,12 @@ import pytest
 from digirl_dist import settings
 from digirl_dist.settings.plugins import ALGORITHM, KINDS, Kind, settings_classes
 
-ROOT = Path(__file__).resolve().parents[2]
-
 
 @pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.name)
 def test_every_file_holds_one_settings_class_that_can_be_built_and_imported(kind: Kind) -> None:
-    for name, cls in settings_classes(kind).items():
+    for cls in settings_classes(kind).values():
         assert callable(cls.build) and cls.__doc__
         assert getattr(settings, cls.__name__) is cls
-        has_yaml = (ROOT / "config/multimachine" / kind.name / f"{name}.yaml").is_file()
-        assert has_yaml or kind is ALGORITHM, f"{kind.name}={name} has no YAML file"
 
 
 def test_a_name_that_no_file_has_is_no_attribute() -> None:

@@ -1,25 +1,29 @@
 """Loggers: tools that draw curves. ``loggers=[NAME, …]`` chooses them.
 
-A module of this folder has ``build(name, run)``, which returns a ``Logger``, and imports nothing heavy at its top.
+A module of this folder has ``build(name, run)``, which returns a ``Logger``, and imports nothing heavy at its top. The
+logger's package, and the extra that installs it, have its name, unless the module says ``PACKAGE = None``.
 """
 
 from __future__ import annotations
 
 import base64
 import importlib
+import pkgutil
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from hashlib import sha256
+from importlib.util import find_spec
 from pathlib import Path
+from types import ModuleType
 from typing import Protocol, TypeVar
 
 from digirl_dist.types import Json
 
 T = TypeVar("T")
 
-MODULES = {"mlflow": "mlflow", "tensorboard": "tensorboard", "trackio": "wandb", "wandb": "wandb"}
-"""The module of each logger; its package, and the extra that installs it, have the name of the logger."""
+_LIKE = {"trackio": "wandb"}
+"""Loggers that have the interface of another one, whose module is theirs as well."""
 
 _LONGEST_PART, _LONGEST_NAME = 100, 200
 """Characters; MLflow takes names of 250."""
@@ -52,10 +56,25 @@ class LoggedRun:
     """The first step that a former process logged and that is made again, if there is one."""
 
 
+def names() -> list[str]:
+    """Returns the loggers that can be chosen, in alphabetical order; imports nothing."""
+    return sorted([*_LIKE, *(module.name for module in pkgutil.iter_modules(__path__))])
+
+
+def is_installed(name: str) -> bool:
+    """Whether the package of a logger is there, if it needs one."""
+    package = getattr(_module(name), "PACKAGE", name)
+    return package is None or find_spec(package) is not None
+
+
 def build(name: str, run: LoggedRun) -> Logger:
     """Raises whatever the logger's library raises."""
-    made: Logger = importlib.import_module(f"{__name__}.{MODULES[name]}").build(name, run)
+    made: Logger = _module(name).build(name, run)
     return made
+
+
+def _module(name: str) -> ModuleType:
+    return importlib.import_module(f"{__name__}.{_LIKE.get(name, name)}")
 
 
 def rewinds(name: str) -> bool:
