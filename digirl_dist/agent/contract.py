@@ -136,10 +136,10 @@ def _plain(decision: Any, name: str) -> Decision | NoDecision:
         raise AgentError(f"{name} returned a Decision whose {said}") from error
 
 
-def _learnable(agent: Agent, method: str, found: Any, shape: tuple[int, ...]) -> torch.Tensor:
+def _learnable(agent: Agent, method: str, returned: Any, shape: tuple[int, ...]) -> torch.Tensor:
     import torch
 
-    found = _shaped(agent, method, found, shape)
+    found = _shaped(agent, method, returned, shape)
     if torch.is_grad_enabled() and not found.requires_grad:
         raise TrainingError(f"{type(agent).__name__}.{method} returned a tensor without gradient to the weights")
     return found.to(torch.promote_types(found.dtype, torch.float32))
