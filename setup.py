@@ -66,10 +66,10 @@ setup(
         "psutil>=5.9",
         "pyarrow>=16.0",
         "pyyaml>=6.0",
-        "rich>=13.7",
         "safetensors>=0.4",
         "tensorboard>=2.18",
         "torch>=2.6",
+        "tqdm>=4.66",
         "xxhash>=3.4",
     ],
     extras_require={

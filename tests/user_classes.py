@@ -16,7 +16,7 @@ import torch
 from torch import nn
 
 from digirl_dist.agent.contract import ActsAlone
-from digirl_dist.emulator import DiscreteActions, EmulatorSpec
+from digirl_dist.emulator import DeviceActions, DiscreteActions, EmulatorSpec
 from digirl_dist.errors import ActionError
 from digirl_dist.tasks import Task
 from digirl_dist.trajectory import Decision, Observation, Transition
@@ -58,7 +58,7 @@ class Counter:
                 file.write("closed\n")
 
     def _see(self) -> Observation:
-        text = "x" * self._params.get("letters", 0) or "count"
+        text = os.urandom(8).hex() if self._params.get("drifts") else "x" * self._params.get("letters", 0) or "count"
         return Observation(text, None, np.array([self._at, self._seed % 7], np.float32))
 
     def _suffer(self, where: str) -> None:
@@ -126,6 +126,34 @@ class FairCoin(ActsAlone):
         return [Decision(int(rng.integers(self._sides)), -math.log(self._sides)) for rng in rngs]
 
 
+class Chores:
+    """A chore for each thing that may be wrong with one, which its params name."""
+
+    spec = EmulatorSpec(DeviceActions(), vector_size=1)
+
+    def reset(self, task: Task, seed: int) -> Observation:
+        self._wrong, self._at = task.params.get("wrong"), 0
+        if self._wrong == "hangs":
+            time.sleep(3600)
+        start = float(os.urandom(1)[0]) if self._wrong == "drifts" else seed
+        self._seen = Observation(task.id, None, np.array([start], np.float32))
+        return self._seen
+
+    def step(self, action: Any) -> Transition:
+        self._at += 1
+        if self._wrong == "dies":
+            os.kill(os.getpid(), signal.SIGKILL)
+        won = self._wrong == "free" or (action["type"] == "tap" and self._wrong != "barred")
+        ends = won or (self._wrong == "clock" and self._at == 2)
+        return Transition(self._seen, 0.125 if self._wrong == "gift" else float(won), terminated=ends, success=won)
+
+    def oracle(self) -> Any:
+        return {"type": "tap", "x": 0.5, "y": 0.5}
+
+    def close(self) -> None:
+        """There is nothing to release."""
+
+
 class Nothing:
     """An algorithm that learns nothing, but counts."""
 
@@ -162,6 +190,21 @@ def ends_the_process(_: Any) -> bool:
 def acted_as_wanted(trajectory: Any) -> bool:
     """Judges by what the task's params say."""
     return bool(trajectory.steps[1].action == trajectory.ticket.task.params["wanted"])
+
+
+def half(_: Any) -> float:
+    """A grade."""
+    return 0.5
+
+
+def notes_each_and_fails_at_the_fourth(trajectory: Any) -> bool:
+    """Writes whom it was asked about to the file of the variable ASKED; fails while there is no file beside it."""
+    with open(os.environ["ASKED"], "a+") as file:
+        file.write(f"{trajectory.ticket.key.name}\n")
+        file.seek(0)
+        if len(file.readlines()) == 4 and not os.path.exists(os.environ["ASKED"] + ".repaired"):
+            raise ConnectionError("the fourth time")
+    return bool(trajectory.ticket.index % 2)
 
 
 def second_action_is_one(trajectory: Any) -> bool:

@@ -6,7 +6,7 @@ import base64
 import html
 import io
 import operator
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from types import ModuleType
 from typing import TYPE_CHECKING, SupportsIndex, overload
 
@@ -51,7 +51,7 @@ class Episode(Trajectory):
         strip = film(self)
         picture = "" if strip is None else f'<img src="data:image/png;base64,{base64.b64encode(strip).decode()}">'
         texts = [repr(self), *(f"{at}: {caption(step.action)}" for at, step in enumerate(self.steps[:_MOST_STEPS]))]
-        plain = [html.escape(one_line(text)).encode("ascii", "xmlcharrefreplace").decode() for text in texts]
+        plain = [_inert(text) for text in texts]
         return f"<p>{'✓' if self.success else '✗'} {plain[0]}</p>{picture}<p>{'<br>'.join(plain[1:])}</p>"
 
 
@@ -116,6 +116,16 @@ class Episodes(Sequence[Episode]):
 
     def __repr__(self) -> str:
         return f"<{len(self)} episodes, {sum(self.table['success'].to_pylist())} of them successful>"
+
+
+def html_table(title: str, rows: Mapping[str, object]) -> str:
+    """Returns what a notebook shows of a thing: names and values. All texts are escaped."""
+    lines = [f"<tr><th>{_inert(name)}</th><td>{_inert(str(value))}</td></tr>" for name, value in rows.items()]
+    return f"<b>{_inert(title)}</b><table>{''.join(lines)}</table>"
+
+
+def _inert(text: str) -> str:
+    return html.escape(one_line(text)).encode("ascii", "xmlcharrefreplace").decode()
 
 
 def import_pandas() -> ModuleType:

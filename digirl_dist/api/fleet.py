@@ -7,12 +7,13 @@ import concurrent.futures
 import math
 import os
 import shutil
+import sys
 import tempfile
 import threading
 import time
 import weakref
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
@@ -20,11 +21,12 @@ from typing import TYPE_CHECKING, Any, cast
 from digirl_dist.agent import contract
 from digirl_dist.api import arguments
 from digirl_dist.api.endpoint import Endpoint, Endpoints
-from digirl_dist.api.episodes import Episode, Episodes
+from digirl_dist.api.episodes import Episode, Episodes, html_table
 from digirl_dist.api.rollouts import Act, FunctionAgent, Group, Rollouts
 from digirl_dist.api.training import compose
 from digirl_dist.collect.stream import Lost, Request, Rollout
 from digirl_dist.errors import IncompleteError, SettingsError
+from digirl_dist.report.output import redraws, shown
 from digirl_dist.settings.keys import key_of
 from digirl_dist.settings.nearest import nearest
 from digirl_dist.settings.safe_yaml import read_mapping
@@ -248,7 +250,11 @@ class Fleet(Closeable):
             names = [None if label is None else f"{label}/{member}" for member in range(size)]
             return rollouts.ask(checkpoint, [Request(task, seed, name) for name in names])
 
-        return rollouts.groups(map(self._task, tasks), ask, room)
+        def groups() -> Iterator[Group]:
+            with self._shown():
+                yield from rollouts.groups(map(self._task, tasks), ask, room)
+
+        return groups()
 
     def as_completed(self, rollouts: Iterable[Rollout]) -> Iterator[Rollout]:
         """Yields the rollouts as they are over: landed, or lost."""
@@ -294,7 +300,8 @@ class Fleet(Closeable):
             rollouts, checkpoint = self._send(policy)
             asked = rollouts.ask(checkpoint, requests, as_page=True)
             try:
-                results = [rollout.result() for rollout in asked]
+                with self._shown():
+                    results = [rollout.result() for rollout in asked]
             except BaseException:  # such as Ctrl-C
                 for rollout in asked:
                     rollout.cancel()
@@ -312,6 +319,25 @@ class Fleet(Closeable):
         if self._started is None:
             return {}
         return {name: asdict(worker) for name, worker in dict(self._started.context.status.workers).items()}
+
+    def _repr_html_(self) -> str:
+        """Shows in a notebook what the workers do."""
+        workers = self.status().items()
+        return html_table("Fleet", {name: f"{one['doing']}, {len(one['slots'])} slots" for name, one in workers})
+
+    @contextmanager
+    def _shown(self) -> Iterator[None]:
+        """Shows a bar on stderr until the block ends, if it is a terminal or that of a notebook."""
+        from digirl_dist.assembly.parts import follow_verdicts
+
+        assert self._started is not None
+        context = self._started.context
+        if not redraws(sys.stderr):
+            yield
+            return
+        with shown("", sys.stderr, context.status) as progress, context.events.heard_by(progress.listen):
+            follow_verdicts(progress, context.settings)
+            yield
 
     def close(self) -> None:
         """Ends the emulators and worker programs; a second call is harmless, and so is one in a forked child."""
@@ -380,7 +406,8 @@ class Fleet(Closeable):
             device = build_device(settings, settings.emulator)  # as this agent uses it
             if acts_here:  # it may not know how probable its actions are
                 device = replace(device, guard=replace(device.guard, knows_log_prob=False))
-            self._started = open_fleet(settings, device, policy.factory, self._folder, self._stack, acts_here)
+            with shown("start the fleet", sys.stderr if redraws(sys.stderr) else None):
+                self._started = open_fleet(settings, device, policy.factory, self._folder, self._stack, acts_here)
             self._rollouts = Rollouts(self._started, self._first_round(self._folder))  # which is ours alone by now
             self._stack.callback(self._rollouts.close)
             self._rollouts.acknowledge(self._acknowledged)

@@ -17,6 +17,7 @@ from digirl_dist.api.endpoint import Endpoint
 from digirl_dist.api.episodes import Episode
 from digirl_dist.collect.rollout_log import RolloutLog
 from digirl_dist.collect.stream import Lost, Request, Rollout, Stream
+from digirl_dist.emulator.starts import unlike_starts
 from digirl_dist.settings import Success
 from digirl_dist.tasks import Share, Task, emulator_seeds
 from digirl_dist.trajectory import Decision, NoDecision, Observation
@@ -80,6 +81,8 @@ class Rollouts:
         log = RolloutLog(context.folder.rollouts)
         is_judged = context.settings.success is not Success.environment
         self._stream = Stream(context.store, log, first_page, time.monotonic, Episode.of, is_judged)
+        self._unlike: set[str] = set()
+        """Tasks of which members of a group started differently."""
         self._newest: Checkpoint | None = None
         self._thread: threading.Thread | None = None
         self._lock = threading.RLock()
@@ -168,13 +171,22 @@ class Rollouts:
                 group = forming[rollout]
                 group.results.append(rollout)
                 if len(group.results) == group.size:
-                    yield group.made()
+                    self._look_at_starts(made := group.made())
+                    yield made
                     for member in group.results:
                         del forming[member]
         finally:
             self._stream.goes_on -= more
             for unfinished in forming:
                 unfinished.cancel()
+
+    def _look_at_starts(self, group: Group) -> None:
+        """Reports once for each task that members of a group started differently."""
+        context = self._fleet.context
+        for task, reason in unlike_starts(group.episodes, context.device.spec.steady).items():
+            if task not in self._unlike:
+                context.events.emit("starts_differ", task=task, reason=reason)
+            self._unlike.add(task)
 
     def _collect(self, checkpoint: Checkpoint) -> None:
         """Collects until the fleet is closed, or nobody can run anything any more."""

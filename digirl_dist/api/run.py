@@ -2,32 +2,40 @@
 
 from __future__ import annotations
 
+import sys
 import tempfile
 import warnings
 from collections.abc import Iterable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from digirl_dist.api import arguments
-from digirl_dist.api.episodes import Episode, Episodes, import_pandas
+from digirl_dist.api.episodes import Episode, Episodes, html_table, import_pandas
 from digirl_dist.errors import CheckpointError, TrajectoryError
+from digirl_dist.judge import with_verdict
 from digirl_dist.plain_text import one_line
 from digirl_dist.report import metrics
+from digirl_dist.report.output import redraws, shown
 from digirl_dist.settings import regular_file
 from digirl_dist.storage import json_lines
 from digirl_dist.storage.checkpoint import Checkpoints
 from digirl_dist.storage.episode_index import EpisodeIndex
 from digirl_dist.storage.run_folder import config_of, existing_run
 from digirl_dist.storage.status import RunState, run_state
+from digirl_dist.storage.verdicts import read as read_verdicts
 from digirl_dist.trajectory import Trajectory
 from digirl_dist.types import Json
 
 if TYPE_CHECKING:
     import pandas
+    import pyarrow
     import pyarrow.dataset
 
     from digirl_dist.api.explanation import Explanation
     from digirl_dist.api.policy import Policy
+
+_SHOWN = ("success_rate", "reward_mean")
 
 
 class Run:
@@ -73,15 +81,24 @@ class Run:
         """Returns a table with a row per event of a worker, slot or transfer, of the newest 32 MiB of them."""
         return _frame(json_lines.read(self.folder / "events.jsonl"), ("time", "event", "worker"))
 
-    def episodes(self) -> Episodes:
+    def episodes(self, verdicts: str | None = None) -> Episodes:
         """Returns all episodes, including those of evaluations and of the current iteration.
 
-        Warns about unreadable files.
+        ``verdicts`` names those of ``digirl-dist regrade`` that shall stand in place of the first ones; episodes
+        without one are left out. Warns about unreadable files.
         """
         self.index.refresh()
         for note in self.index.notes:
             warnings.warn(f"{one_line(note)}; what is in it is left out", stacklevel=2)
-        return Episodes(self.index.table(), self.index.read)
+        table = self.index.table()
+        if verdicts is None:
+            return Episodes(table, self.index.read)
+        given = read_verdicts(self.folder, arguments.of_kind("verdicts", verdicts, str, "their name"))
+        keys: list[str] = table["key"].to_pylist()
+        rows = [row for row, key in enumerate(keys) if key in given]
+        scores = [given[keys[row]].score for row in rows]
+        table = _with_columns(table.take(rows), {"reward": scores, "success": [score >= 1 for score in scores]})
+        return Episodes(table, partial(_regraded, self.index, dict(zip(rows, scores, strict=True))), rows)
 
     def episode(self, key: str) -> Episode:
         """Returns one episode by its ``key`` (t12.5: ticket 5 of iteration 12). Raises TrajectoryError."""
@@ -149,14 +166,17 @@ class Run:
         found = self.episode(episode) if isinstance(episode, str) else episode
         return explain(self, arguments.of_kind("episode", found, Trajectory, wanted), version)
 
-    def export(self, to: str, destination: str | Path) -> Path:
+    def export(self, to: str, destination: str | Path, verdicts: str | None = None) -> Path:
         """Writes the training episodes (atif, datasets) or the newest policy (policy) for other tools.
 
-        Returns the folder. Raises SettingsError if it exists.
+        ``verdicts`` names those of ``digirl-dist regrade`` that shall stand in place of the first ones. Returns the
+        folder. Raises SettingsError if it exists.
         """
         from digirl_dist.export import export
 
-        return export(self.folder, to, arguments.folder("destination", destination))
+        with shown("export the run", sys.stderr if redraws(sys.stderr) else None) as progress:
+            place = arguments.folder("destination", destination)
+            return export(self.folder, to, place, verdicts, progress.status)
 
     def push_to_hub(self, repository: str, to: str = "datasets", private: bool = True) -> str:
         """Exports and uploads to a repository of the Hugging Face hub; returns the address of the commit.
@@ -171,6 +191,26 @@ class Run:
 
     def __repr__(self) -> str:
         return f"Run({str(self.folder)!r})"
+
+    def _repr_html_(self) -> str:
+        """Shows in a notebook how the run stands."""
+        lines = self.figures()
+        known = {name: [line[name] for line in lines if isinstance(line.get(name), int | float)] for name in _SHOWN}
+        rows = {name: f"{found[0]:.2f} → {found[-1]:.2f}" for name, found in known.items() if found}
+        return html_table(repr(self), {"state": self.state, "iterations": len(lines), **rows})
+
+
+def _regraded(index: EpisodeIndex, scores: Mapping[int, float], row: int) -> Trajectory:
+    return with_verdict(index.read(row), scores[row])
+
+
+def _with_columns(table: pyarrow.Table, columns: Mapping[str, Sequence[Json]]) -> pyarrow.Table:
+    import pyarrow
+
+    for name, values in columns.items():
+        place = table.schema.get_field_index(name)
+        table = table.set_column(place, name, pyarrow.array(values, table.schema.field(place).type))
+    return table
 
 
 def _frame(lines: Sequence[Mapping[str, Json]], columns: Iterable[str]) -> pandas.DataFrame:

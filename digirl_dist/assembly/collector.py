@@ -320,4 +320,5 @@ def open_fleet(
     context = RunContext(*parts, acts_here=acts_here, newest=True)
     emulators = _emulators(context, stack)
     stack.callback(emulators.close)
+    status.host(None)
     return OpenFleet(context, _judged(emulators, context), emulators)

@@ -43,6 +43,7 @@ if TYPE_CHECKING:
     from digirl_dist.fleet.roster import WorkerConfig
     from digirl_dist.inference.policy_server import HostPolicy
     from digirl_dist.judge import Judge
+    from digirl_dist.report.progress import Progress
     from digirl_dist.storage.events import Events
     from digirl_dist.storage.status import Status
 
@@ -122,6 +123,12 @@ def tells_success(settings: Settings) -> bool:
     emulator = settings.emulator
     by_emulator = isinstance(emulator, EmulatorPlugin) and emulator.tells_success
     return by_emulator or settings.success is not Success.environment
+
+
+def follow_verdicts(progress: Progress, settings: Settings) -> None:
+    """Has ``progress`` count the successes that whoever judges sees."""
+    progress.tells_success = tells_success(settings)
+    progress.verdict = "episode" if settings.success is Success.environment else "judged"
 
 
 def agent_plugin(settings: Settings) -> AgentPlugin:

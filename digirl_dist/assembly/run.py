@@ -15,10 +15,10 @@ from digirl_dist.assembly.collector import RunContext, build_collector
 from digirl_dist.assembly.parts import (
     agent_plugin,
     build_device,
+    follow_verdicts,
     record_start,
     refuse_devices,
     run_root,
-    tells_success,
 )
 from digirl_dist.assembly.trainers import Learning
 from digirl_dist.emulator.plugins import Device
@@ -31,7 +31,7 @@ from digirl_dist.report.metrics import Metrics
 from digirl_dist.report.output import shown
 from digirl_dist.report.progress import Progress
 from digirl_dist.report.report import Report
-from digirl_dist.settings import Settings, Success, configuration, conversion
+from digirl_dist.settings import Settings, configuration, conversion
 from digirl_dist.settings.run import only_measures
 from digirl_dist.storage import provenance
 from digirl_dist.storage.disk_full import WaitForSpace
@@ -69,7 +69,6 @@ def run(
         _run(settings, rank, source, progress)
         return
     with shown("load the parts of the run", sys.stdout if rank is None or rank.is_first else None) as own:
-        own.work_on(settings.save_path)
         _run(settings, rank, source, own)
 
 
@@ -103,8 +102,7 @@ def _lead(spec: RunSpec, learning: Learning, progress: Progress) -> None:
         text = configuration.to_yaml(settings)
         folder = stack.enter_context(RunFolder(spec.root, text, keep=only_measures(settings)))
         provenance.record_start(spec.root, changes)
-        progress.tells_success = tells_success(settings)
-        progress.verdict = "episode" if settings.success is Success.environment else "judged"
+        follow_verdicts(progress, settings)
         events = folder.open_events((progress.listen, provenance.WorkerRecord(spec.root).listen))
         stack.callback(events.close)
         record_start(settings, events)
@@ -112,7 +110,7 @@ def _lead(spec: RunSpec, learning: Learning, progress: Progress) -> None:
         write_policy = WaitForSpace(events, status, settings.limits.full_disk_s, folder.refuse_if_gone)
         media = Media(folder.media, settings.media, events)
         log = followers(settings, folder, events)
-        report = Report(folder, events, progress, log, media, write_policy)
+        report = Report(folder, events, progress, log, media, write_policy, spec.device.spec.steady)
         stack.callback(report.close)  # after the next line, so that the page says how the run ended
         what = "the measurement" if only_measures(settings) else "the run"
         stack.enter_context(status.until_the_end_of(what, events))

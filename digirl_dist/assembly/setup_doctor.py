@@ -6,6 +6,8 @@ import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from tempfile import mkdtemp
 
@@ -15,22 +17,29 @@ from digirl_dist.assembly.parts import (
     build_algorithm,
     build_device,
     emulator_of,
+    placed,
     refuse_devices,
+    tells_success,
 )
 from digirl_dist.assembly.validate import refuse_unstartable
+from digirl_dist.capacity import Machine, pool_size
+from digirl_dist.doctor.census import Census, CensusJob, Guided, TaskCensus
 from digirl_dist.doctor.check import HOST, Check
 from digirl_dist.doctor.examine import Target, examine, examine_emulators, examine_host
 from digirl_dist.doctor.judgement import requirements_of
 from digirl_dist.doctor.setup import Preparation, SetupProgress, Tell, prepare, steps
 from digirl_dist.doctor.trial import Trial, some_action
+from digirl_dist.emulator import EmulatorSpec
 from digirl_dist.emulator.plugins import Device, EmulatorPlugin
 from digirl_dist.errors import ClusterError, SettingsError, WorkerError
 from digirl_dist.fleet.install import Package, installed_python, this_package
 from digirl_dist.fleet.roster import WorkerConfig, localhost_worker_configs, this_python, worker_configs
 from digirl_dist.rollout.slot import slot_limits
-from digirl_dist.settings import Parallel, Settings
+from digirl_dist.settings import Parallel, Settings, Success
 from digirl_dist.slurm.jobs import SlurmAddress
 from digirl_dist.storage.status import Status, WorkerStatus
+from digirl_dist.trajectory import Observation
+from digirl_dist.types import Json
 from digirl_dist.user_code.packing import pack
 
 _AT_ONCE = 64
@@ -92,6 +101,46 @@ def doctor(settings: Settings, try_emulators: bool, status: Status) -> Iterator[
                 yield from checks
 
 
+def census_job(settings: Settings, episodes: int) -> CensusJob:
+    """Returns what ``doctor --tasks`` plays, in emulators of this machine. Raises SettingsError."""
+    if settings.success is not Success.environment:
+        raise SettingsError(f"--tasks looks at the emulator's own verdicts: leave out success={settings.success.value}")
+    here = replace(settings, dry_run=settings.parallel is Parallel.host)  # whatever workers there are
+    device, agent, emulator = refuse_unstartable(here), agent_plugin(settings), settings.emulator
+    assert isinstance(emulator, EmulatorPlugin)
+    raw = emulator.build().factory
+    return CensusJob(
+        emulator=agent.wrapped(partial(Guided, raw)),
+        spec=device.spec,
+        tasks=device.tasks,
+        agent=placed(settings, agent.build(device.spec)) if agent.learns else None,
+        has_oracle=hasattr(getattr(raw, "func", raw), "oracle"),
+        slots=pool_size(
+            settings.bsize if isinstance(settings.bsize, int) else None, Machine.here(), device.needs
+        ).slots,
+        limits=slot_limits(settings.limits),
+        max_steps=device.max_steps,
+        guard=replace(device.guard, check_action=device.guard.check_action and _within_the_space),
+        tells_success=tells_success(settings),
+        episodes=episodes,
+        seed=settings.seed,
+    )
+
+
+def census(job: CensusJob, status: Status) -> list[TaskCensus]:
+    """Plays the tasks; ``status`` shows how far that is. Raises CollectionError, AgentError."""
+
+    def told(over: int, asked: int) -> None:
+        status.part = over, asked
+
+    return Census(job).take(told)
+
+
+def _within_the_space(spec: EmulatorSpec, seen: Observation, action: Json) -> None:
+    """Raises ActionError. Those who play here choose other actions than the run's agent."""
+    spec.actions.check(action)
+
+
 @contextmanager
 def _at_work(status: Status, worker: str) -> Iterator[WorkerStatus]:
     """Shows the worker until the block ends."""
@@ -136,5 +185,5 @@ def _target(worker_config: WorkerConfig, settings: Settings, package: Package | 
 
 
 def _trial(settings: Settings, device: Device, asked_for: bool) -> Trial:
-    limits = slot_limits(settings.limits)
-    return Trial(pack(device.factory), device.tasks[0], some_action(device.spec), limits, asked_for)
+    limits, spec = slot_limits(settings.limits), device.spec
+    return Trial(pack(device.factory), device.tasks[0], some_action(spec), limits, spec.steady, asked_for)

@@ -74,7 +74,7 @@ def refuse_contradictions(settings: Settings, rank: Rank | None = None, command:
             _refuse_modes(settings)
             _refuse_collection(settings)
             _refuse_engine(settings)
-            _refuse_judge(settings)
+            refuse_judge(settings)
             _refuse_start(settings)
             _refuse_loggers(settings)
         case Command.ranks:
@@ -221,7 +221,8 @@ def _refuse_engine(settings: Settings) -> None:
     key_of(engine.chat, "engine")
 
 
-def _refuse_judge(settings: Settings) -> None:
+def refuse_judge(settings: Settings) -> None:
+    """Raises SettingsError for a judge that cannot be used."""
     match settings.success:
         case Success.predicate:
             if settings.predicate is None:

@@ -154,6 +154,7 @@ def _add_export(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("destination", type=expanded, metavar="DEST", help="folder to write; it must not exist")
     parser.add_argument("--to", choices=list(FORMS), required=True, help="the format")
     parser.add_argument("--push", metavar="OWNER/NAME", help="upload it to this repository of the Hugging Face hub")
+    parser.add_argument("--verdicts", metavar="NAME", help="those of `regrade`, in place of the episodes' own")
     parser.add_argument("--public", action="store_true", help="with --push: a new repository is public")
 
 
@@ -170,11 +171,12 @@ def _export(options: argparse.Namespace) -> int:
 
         if options.push is not None:
             refuse_no_repository(options.push)
-        written = export(options.run, options.to, options.destination)
-        print(printable(str(written)))
-        if options.push is not None:
-            progress.status.host("upload to the hub")
-            print(push(written, options.to, options.push, private=not options.public))
+        written = export(options.run, options.to, options.destination, options.verdicts, progress.status)
+    print(printable(str(written)))
+    if options.push is not None:
+        with shown("upload to the hub", sys.stderr):
+            address = push(written, options.to, options.push, private=not options.public)
+        print(address)
     return 0
 
 

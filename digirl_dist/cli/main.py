@@ -36,7 +36,7 @@ def _add_shell(parser: argparse.ArgumentParser) -> None:
 
 _COMPLETION = {"completion": Command(print_completion, _add_shell)}
 COMMANDS = dict(sorted({**train.COMMANDS, **look.COMMANDS, **_COMPLETION}.items()))
-_RESUMED = ("demo", "eval", "run", "serve", "setup")
+_RESUMED = ("demo", "eval", "regrade", "run", "serve", "setup")
 _AS_BEFORE = "python run.py --config-path config/multimachine --config-name host [key=value ...]   is the command run"
 
 

@@ -122,10 +122,10 @@ def add_trust(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--trust", action="store_true", help=about)
 
 
-def of_run_folder(folder: Path, overrides: Sequence[str], trust: bool) -> Source:
+def of_run_folder(folder: Path, overrides: Sequence[str], trust: bool, uses: tuple[str, ...] = ()) -> Source:
     """Returns the configuration that a run folder holds, for the same folder. Raises SettingsError.
 
-    So it does for overrides that name another folder.
+    So it does for overrides that name another folder. ``uses`` are the keys that the command uses, if not all.
     """
     from digirl_dist.settings.run_source import RunSource
     from digirl_dist.storage.run_folder import existing_run
@@ -133,7 +133,7 @@ def of_run_folder(folder: Path, overrides: Sequence[str], trust: bool) -> Source
     root = existing_run(folder).resolve()
     if elsewhere := [each for each in overrides if key_of(each) == "save_path"]:
         raise SettingsError(f"{elsewhere[0]} contradicts {folder}, whose configuration this is: leave one of them out")
-    return RunSource(str(root), overrides=(f"save_path={quoted(str(root))}", *overrides), trust=trust)
+    return RunSource(str(root), overrides=(f"save_path={quoted(str(root))}", *overrides), trust=trust, uses=uses)
 
 
 def fitted(text: str, width: int | None = None) -> str:

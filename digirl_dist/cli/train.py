@@ -39,6 +39,7 @@ if TYPE_CHECKING:
     from digirl_dist.serve.server import Server
     from digirl_dist.settings.configuration import Source
 
+_MOST_EPISODES = 1000
 _MEASURES = ("task_mode=evaluate", "task_split=test", "task_order=sequential")
 
 
@@ -74,6 +75,34 @@ def _eval(options: argparse.Namespace) -> int:
     return run_configuration(source_of(options))
 
 
+def _regrade(options: argparse.Namespace) -> int:
+    """Judges a run's episodes again, by a function or a model: regrade runs/mine --success predicate predicate=f:done.
+
+    The judge is the run's own unless you name another. Verdicts go to verdicts/NAME.jsonl in its folder, each once;
+    what ends early is continued by the same command. `export --verdicts NAME` and Run.episodes(verdicts=NAME) read
+    them.
+    """
+    end_by_signals_as_by_ctrl_c()
+    with shown("read the configuration", sys.stderr) as progress:
+        words = f"success={options.success}", *options.overrides
+        source = of_run_folder(options.run, words, options.trust, uses=("success", "predicate", "judge"))
+        settings = source.load()
+        from digirl_dist.evaluate.regrade import regrade
+
+        if notice := source.notice:
+            progress.say(notice)
+        told = regrade(source.folder, settings, options.name or options.success, progress)
+    print(printable(told))
+    return 0
+
+
+def _add_regrade(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("run", type=expanded, metavar="RUN", help="the run's folder, its save_path")
+    add_overrides(parser)
+    parser.add_argument("--success", choices=["predicate", "judge"], required=True, help="who judges")
+    parser.add_argument("--name", help="of the verdicts (default: predicate, or judge)")
+
+
 def _eval_jobs(options: argparse.Namespace) -> int:
     """Evaluates a list of policies, in one process or under torchrun: eval-jobs --eval_jobs_config jobs.json."""
     from digirl_dist.evaluate import eval_runner
@@ -84,10 +113,21 @@ def _eval_jobs(options: argparse.Namespace) -> int:
 def _add_doctor(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--json", action="store_true", help="print a list of {worker, check, ok, detail, remedy}")
     parser.add_argument("--try", action="store_true", dest="try_emulators", help="also start one emulator per worker")
+    parser.add_argument("--tasks", action="store_true", help="look at the tasks instead: play each one on this machine")
+    parser.add_argument("--episodes", type=int, metavar="N", help="with --tasks: episodes of each player (default: 4)")
 
 
 def _doctor(options: argparse.Namespace) -> int:
-    """Checks whether a run would start: the host and every worker, with the remedy for each failure."""
+    """Checks whether a run would start: the host and every worker, with the remedy for each failure.
+
+    With --tasks, whether the tasks are sound: each is played without doing anything, by the untrained agent and, where
+    the emulator has one, by an oracle. Names tasks that do not start or hang, and rewards that come for nothing or
+    cannot be had.
+    """
+    if options.tasks:
+        return _doctor_of_tasks(options)
+    if options.episodes is not None:
+        raise SettingsError(f"--episodes {options.episodes} is for --tasks: add that, or leave it out")
     with shown("read the configuration", sys.stderr) as progress:
         from digirl_dist.assembly import setup_doctor
         from digirl_dist.doctor.check import as_table, would_start
@@ -101,6 +141,32 @@ def _doctor(options: argparse.Namespace) -> int:
     else:
         print(printable(as_table(checks)))
     return 0 if would_start(checks) else 1
+
+
+def _doctor_of_tasks(options: argparse.Namespace) -> int:
+    episodes = 4 if options.episodes is None else options.episodes
+    if options.try_emulators or not 1 <= episodes <= _MOST_EPISODES:
+        wrong = (
+            "--try is for workers" if options.try_emulators else f"--episodes {episodes} is not 1 to {_MOST_EPISODES}"
+        )
+        raise SettingsError(f"{wrong}: with --tasks, leave it out")
+    end_by_signals_as_by_ctrl_c()
+    with shown("read the configuration", sys.stderr) as progress:
+        settings = settings_of(options)
+        refuse_others_overrides(options.overrides, ranks=False)
+        with interruptions_wait():
+            importlib.import_module("torch")
+        from digirl_dist.assembly import setup_doctor
+        from digirl_dist.doctor.census import as_text, is_sound
+
+        job = setup_doctor.census_job(settings, episodes)
+        progress.status.host("play the tasks")
+        found = setup_doctor.census(job, progress.status)
+    if options.json:
+        print(json.dumps(without_secrets_in([one.to_json(job) for one in found]), indent=1, ensure_ascii=True))
+    else:
+        print(printable(as_text(found, job)))
+    return 0 if is_sound(found, job) else 1
 
 
 def _add_setup(parser: argparse.ArgumentParser) -> None:
@@ -217,7 +283,6 @@ def _run_as(rank: Rank | None, source: Source, resume: bool, name: str, watched:
         settings = source.load()
         refuse_others_overrides(source.overrides, ranks=False)
         choose_folder(settings, rank, resume, name)
-        progress.work_on(settings.save_path)
         if notice := source.notice:
             progress.say(notice)
         if leads:
@@ -309,6 +374,7 @@ COMMANDS = {
     "eval-jobs": Command(_eval_jobs, _add_jobs),
     "init": Command(_init, _add_init),
     "migrate": Command(_migrate, _add_migrate),
+    "regrade": Command(_regrade, _add_regrade, add_trust),
     "run": Command(_run, add_configuration, _add_resume),
     "serve": Command(_serve, add_configuration, _add_serve, add_trust),
     "setup": Command(_setup, add_configuration, add_emulator, _add_setup),

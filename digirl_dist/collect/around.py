@@ -14,7 +14,7 @@ from digirl_dist.collect import Collector, StreamingCollector
 from digirl_dist.collect.stream import Lost, Stream
 from digirl_dist.collection import CollectionResult
 from digirl_dist.errors import DigirlDistError, JudgeError
-from digirl_dist.judge import Judge, Verdict
+from digirl_dist.judge import Judge, Verdict, with_verdict
 from digirl_dist.storage.checkpoint import Checkpoint
 from digirl_dist.storage.events import Events
 from digirl_dist.storage.status import Status
@@ -160,7 +160,7 @@ class JudgedCollector:
             if (error := verdict.exception()) is not None:
                 tell(Lost("infrastructure", str(error)))
             else:
-                tell(with_verdict(trajectory, verdict.result().success))
+                tell(with_verdict(trajectory, verdict.result().score))
 
         self._consider(trajectory)
         self._verdicts[trajectory.ticket.key].add_done_callback(settle)
@@ -182,7 +182,7 @@ class JudgedCollector:
 
     def _judged(self, trajectory: Trajectory) -> Trajectory:
         verdict = self._verdicts.pop(trajectory.ticket.key).result()
-        return with_verdict(trajectory, verdict.success)
+        return with_verdict(trajectory, verdict.score)
 
     def _work(self) -> None:
         while (asked := self._queue.get()) is not None:
@@ -195,15 +195,9 @@ class JudgedCollector:
                 future.set_exception(JudgeError(f"internal error: {traceback.format_exc()}"))
             else:
                 place = trajectory.ticket.key.place()
-                self._events.emit("judged", **place, success=verdict.success, said=verdict.said[:500])
+                grade = {"success": verdict.success, "score": verdict.score}
+                self._events.emit("judged", **place, **grade, said=verdict.said[:500])
                 future.set_result(verdict)
-
-
-def with_verdict(trajectory: Trajectory, success: bool) -> Trajectory:
-    """Returns the episode with the judge's rewards: 1.0 in the last step of a success, else 0."""
-    last = len(trajectory.steps) - 1
-    steps = [replace(step, reward=float(success and n == last)) for n, step in enumerate(trajectory.steps)]
-    return replace(trajectory, steps=steps, success=success)
 
 
 class OfflineCollector:

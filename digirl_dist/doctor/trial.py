@@ -49,6 +49,8 @@ class Trial:
     task: Task
     action: Json
     limits: SlotLimits
+    steady: bool = True
+    """That of the emulator's spec."""
     asked_for: bool = True
     """False: it is made because it takes seconds, where the package is installed."""
 
@@ -84,6 +86,7 @@ def try_there(connection: Connection, python: list[str], trial: Trial) -> tuple[
         "size": len(trial.emulator),
         "task": asdict(trial.task),
         "action": trial.action,
+        "steady": trial.steady,
         "limits": msgspec.structs.asdict(trial.limits),
     }
     deadline = time.monotonic() + trial.limit_s

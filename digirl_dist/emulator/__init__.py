@@ -53,6 +53,13 @@ class LabelledEmulator(Emulator, Protocol):
         """Returns what is on the screen that the latest observation shows."""
 
 
+class SolvedEmulator(Emulator, Protocol):
+    """An emulator that knows the way to its goals, which ``digirl-dist doctor --tasks`` follows."""
+
+    def oracle(self) -> Json:
+        """Returns the action that leads on from the latest observation."""
+
+
 @dataclass(frozen=True)
 class DeviceActions:
     """Touch-screen actions, see ``emulator/touch_actions.py``."""
@@ -118,13 +125,15 @@ class EmulatorSpec:
     """What an agent must know to fit an emulator.
 
     ``vector_size`` is the length of ``Observation.vector`` (0: none); ``image_size`` is (height, width) of the
-    decoded image or None. ``labels``: the emulator is a ``LabelledEmulator``.
+    decoded image or None. ``labels``: the emulator is a ``LabelledEmulator``. ``steady``: equal seeds give equal first
+    screens; False where a screen shows a clock or live content, say.
     """
 
     actions: Actions
     vector_size: int = 0
     image_size: tuple[int, int] | None = None
     labels: bool = False
+    steady: bool = True
 
     def described(self) -> str:
         """Describes in words what an agent sees and can do."""

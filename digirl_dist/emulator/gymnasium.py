@@ -81,7 +81,8 @@ class GymnasiumEmulator:
     @property
     def spec(self) -> EmulatorSpec:
         actions = DeviceActions() if self._actions is None else self._actions.spec
-        return EmulatorSpec(actions, self._senses.vector_size, self._senses.image_size)
+        senses, steady = self._senses, self._touch is None  # what is touched is a browser, or another live device
+        return EmulatorSpec(actions, senses.vector_size, senses.image_size, steady=steady)
 
     def reset(self, task: Task, seed: int) -> Observation:
         self._instruction, self._return = task.instruction, 0.0

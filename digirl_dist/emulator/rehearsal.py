@@ -85,6 +85,10 @@ class RehearsalEmulator:
         seen = self._see("")
         return Transition(seen, right / self._length, terminated=self._at >= self._length, success=success)
 
+    def oracle(self) -> Json:
+        """Returns the right action."""
+        return self._right
+
     def close(self) -> None:
         """There is nothing to release."""
 

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import io
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 
 import numpy as np
 from PIL import Image
 
 from digirl_dist.trajectory import Observation, Trajectory
-from digirl_dist.types import Json
 
 _UNREADABLE = (OSError, ValueError, SyntaxError, Image.DecompressionBombError)
 _FORMATS = ("PNG", "JPEG")
@@ -18,26 +17,26 @@ _CLOSE = 1e-4
 REMEDY = "reset must draw from the given seed alone, in Gymnasium by super().reset(seed=seed) and self.np_random"
 
 
-def start_alike(first: Observation, other: Observation, action: Json) -> bool:
-    """Returns whether two observations are one start. Screens of touch devices, which show a clock, are not compared.
-
-    ``action`` is one of the emulator; those of touch devices are mappings.
-    """
+def start_alike(first: Observation, other: Observation, steady: bool = True) -> bool:
+    """Returns whether two observations are one start; ``steady`` is that of the emulator's spec."""
     if first.text != other.text or not _close(first.vector, other.vector):
         return False
-    return isinstance(action, Mapping) or first.image == other.image or _same_pixels(first.image, other.image)
+    return not steady or first.image == other.image or _same_pixels(first.image, other.image)
 
 
-def unlike_starts(episodes: Iterable[Trajectory]) -> str:
-    """Returns which two episodes of one task and seed started differently, in words; empty if none did."""
+def unlike_starts(episodes: Iterable[Trajectory], steady: bool = True) -> dict[str, str]:
+    """Returns the tasks of which two episodes of one seed started differently, with the reason in words."""
     first: dict[tuple[str, int], Trajectory] = {}
+    unlike: dict[str, str] = {}
     for episode in (each for each in episodes if each.steps):
         task, seed = episode.ticket.task.id, episode.ticket.seed
         known = first.setdefault((task, seed), episode)
-        if not start_alike(known.steps[0].observation, episode.steps[0].observation, episode.steps[0].action):
+        if task in unlike or known is episode:
+            continue
+        if not start_alike(known.steps[0].observation, episode.steps[0].observation, steady):
             places = " and ".join(sorted({known.worker, episode.worker}))
-            return f"task {task}: two episodes of seed {seed} started differently (on {places}); {REMEDY}"
-    return ""
+            unlike[task] = f"two episodes of seed {seed} started differently (on {places}); {REMEDY}"
+    return unlike
 
 
 def _close(first: np.ndarray | None, other: np.ndarray | None) -> bool:

@@ -12,13 +12,16 @@ from pathlib import Path
 from digirl_dist.errors import HubError, RunFolderError, SettingsError
 from digirl_dist.settings.extras import extra_needed
 from digirl_dist.settings.paths import PathUse, refuse_unwritable
+from digirl_dist.storage.status import Status
 
 FORMS = {"atif": "dataset", "datasets": "dataset", "policy": "model"}
 """The formats, which are modules of this room, and what the hub calls their repositories."""
 
 
-def export(run: Path, name: str, destination: Path) -> Path:
+def export(run: Path, name: str, destination: Path, verdicts: str | None = None, status: Status | None = None) -> Path:
     """Writes the run in the folder ``run`` to ``destination``, a new folder that is there when all of it is.
+
+    ``verdicts`` names those that stand in place of the episodes' own; ``status`` shows how far it is.
 
     Raises SettingsError if ``destination`` exists, RunFolderError if it cannot be written, TrajectoryError for a
     damaged file.
@@ -28,11 +31,13 @@ def export(run: Path, name: str, destination: Path) -> Path:
         raise SettingsError(f"{destination} is there already; name a folder that is not, or move it away")
     if name not in FORMS:
         raise SettingsError(f"there is no format {name!r}: choose from {', '.join(FORMS)}")
+    if verdicts is not None and FORMS[name] != "dataset":
+        raise SettingsError(f"verdicts={verdicts!r} are of episodes, and {name} exports none: leave them out")
     module = importlib.import_module(f"{__name__}.{name}")
     refuse_unwritable("destination", destination, PathUse.output_folder)
     from digirl_dist.export.source import Source
 
-    source = Source(run)
+    source = Source(run, verdicts, status)
     try:
         destination.parent.mkdir(parents=True, exist_ok=True)
         part = Path(tempfile.mkdtemp(prefix=f".{destination.name}.", suffix=".part", dir=destination.parent))

@@ -8,11 +8,15 @@ from dataclasses import replace
 from pathlib import Path
 
 from digirl_dist.errors import RunFolderError, TrajectoryError
+from digirl_dist.judge import with_verdict
 from digirl_dist.plain_text import without_secrets_in
 from digirl_dist.report.metrics import lines_of
 from digirl_dist.settings import regular_file
 from digirl_dist.storage import json_lines, parquet
 from digirl_dist.storage.run_folder import config_of, existing_run
+from digirl_dist.storage.status import Status
+from digirl_dist.storage.verdicts import LaterVerdict
+from digirl_dist.storage.verdicts import read as read_verdicts
 from digirl_dist.trajectory import Trajectory
 from digirl_dist.types import Json
 
@@ -32,14 +36,19 @@ _MACHINE = ("cpu", "cores", "memory_bytes", "system", "python", "gpus")
 class Source:
     """A run folder. Machines have numbers in place of names, and no path, address or login is told."""
 
-    def __init__(self, folder: Path) -> None:
-        """Raises RunFolderError for a folder in which no run began."""
+    def __init__(self, folder: Path, verdicts: str | None = None, status: Status | None = None) -> None:
+        """``verdicts``: the name of those that stand in place of the episodes' own; ``status`` shows how far it is.
+
+        Raises RunFolderError for a folder in which no run began, or without such verdicts.
+        """
         self.folder = existing_run(folder)
         self.config = config_of(self.folder)
         if not self.config:
             raise RunFolderError(f"{self.folder / 'config.yaml'} holds no settings; restore it")
         self.name = self.folder.resolve().name
         self._workers: dict[str, str] = {}
+        self._verdicts = None if verdicts is None else read_verdicts(self.folder, verdicts)
+        self._status = status or Status()
 
     @property
     def run_id(self) -> str:
@@ -61,9 +70,21 @@ class Source:
 
     def episodes(self, file: Path) -> Iterator[Trajectory]:
         """Yields the episodes of a file; the memory that this takes does not grow with their number."""
+        files = self.files()
         for episode in parquet.stream(file):
+            self._status.part = files.index(file), len(files)
+            if self._verdicts is not None:
+                episode = self._regraded(episode, self._verdicts)
             number = self._workers.setdefault(episode.worker, f"worker-{len(self._workers) + 1}")
             yield replace(episode, worker=number)
+
+    def _regraded(self, episode: Trajectory, verdicts: Mapping[str, LaterVerdict]) -> Trajectory:
+        key = episode.ticket.key.name
+        if key not in verdicts:
+            raise RunFolderError(
+                f"episode {key} has no such verdict: `digirl-dist regrade {self.folder}` judges the rest"
+            )
+        return with_verdict(episode, verdicts[key].score)
 
     def all_episodes(self) -> Iterator[Trajectory]:
         for file in self.files():

@@ -3,22 +3,34 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 import numpy as np
 
 from digirl_dist.errors import JudgeError
-from digirl_dist.trajectory import Trajectory
+from digirl_dist.trajectory import Trajectory, float32
 from digirl_dist.user_code.blame import RAISED, described
 
 
 @dataclass(frozen=True)
 class Verdict:
-    """Whether an episode was a success; ``said`` is the judge's reason in its own words, if it gave one."""
+    """How far an episode reached its goal, from 0 to 1; ``said`` is the judge's reason in its words, if it gave one."""
 
-    success: bool
+    score: float
     said: str = ""
+
+    @property
+    def success(self) -> bool:
+        """Whether the goal was reached in full."""
+        return self.score >= 1
+
+
+def with_verdict(trajectory: Trajectory, score: float) -> Trajectory:
+    """Returns the episode with the judge's rewards: the score in its last step, else 0."""
+    last = len(trajectory.steps) - 1
+    steps = [replace(step, reward=float32(score) if n == last else 0.0) for n, step in enumerate(trajectory.steps)]
+    return replace(trajectory, steps=steps, success=score >= 1)
 
 
 class Judge(Protocol):
@@ -49,12 +61,13 @@ class PredicateJudge:
     def verdict(self, trajectory: Trajectory) -> Verdict:
         place = f"predicate {self._name}, episode {trajectory.episode_id}"
         try:
-            success = self._predicate(trajectory)
+            score = self._predicate(trajectory)
         except RAISED as error:
             raise JudgeError(f"{place}: {described(error)}") from error
-        if not isinstance(success, bool | np.bool_):
-            raise JudgeError(f"{place}: it returned {success!r}, which is neither True nor False")
-        return Verdict(bool(success))
+        if not isinstance(score, bool | np.bool_ | int | float | np.floating) or not 0 <= score <= 1:
+            wanted = "neither True nor False nor a number from 0 to 1"
+            raise JudgeError(f"{place}: it returned {score!r:.200}, which is {wanted}")
+        return Verdict(float(score))
 
     def take_figures(self) -> dict[str, float]:
         return {}

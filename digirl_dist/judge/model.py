@@ -36,11 +36,14 @@ Its actions, in order (coordinates are shares of width and height, from the top 
 The screenshots show the end of it, the last one what the screen showed when the agent stopped. Count the task as done
 only if they show that all of it is; good beginnings do not count."""
 
-_ANSWER = "Reason in a few words. Then write, as the last line, exactly `Verdict: yes` or `Verdict: no`."
-REMINDER = "Write only the line with the verdict: `Verdict: yes` or `Verdict: no`."
+_OR_A_GRADE = "; if a grade is asked for, `Verdict: ` and a number from 0 to 1."
+_ANSWER = f"Reason in a few words. Then write, as the last line, exactly `Verdict: yes` or `Verdict: no`{_OR_A_GRADE}"
+REMINDER = f"Write only the line with the verdict: `Verdict: yes` or `Verdict: no`{_OR_A_GRADE}"
 _PLACEHOLDER = re.compile(r"\{(\w+)\}")
 _PLACEHOLDERS = ("instruction", "actions")
-_VERDICT = re.compile(r"verdict\W+(yes|no)\b", re.IGNORECASE)
+_GRADE_OF_ONE = r"(?<![-\d.,])(?:0?\.\d+|[01](?:\.\d+)?)(?![\w%/]|[.,]\d| *[%/])"
+"""A number from 0 to 1: no percentage, no fraction and no part of a larger number."""
+_VERDICT = re.compile(rf"verdict\W+(yes\b|no\b|{_GRADE_OF_ONE})", re.IGNORECASE)
 
 
 def messages(trajectory: Trajectory, prompt: str, screenshots: int) -> Messages:
@@ -74,10 +77,13 @@ def digest(model: str, chat: Sequence[Json], request: Json) -> str:
     return hashlib.sha256(json.dumps([model, chat, request], sort_keys=True).encode()).hexdigest()
 
 
-def read(answer: str) -> bool | None:
-    """Returns the last verdict in an answer; None without one."""
+def read(answer: str) -> float | None:
+    """Returns the last verdict in an answer, from 0 to 1; None without one."""
     found = _VERDICT.findall(answer)
-    return found[-1].lower() == "yes" if found else None
+    score = {"yes": 1.0, "no": 0.0}.get(found[-1].lower()) if found else None
+    if found and score is None:
+        score = float(found[-1])
+    return score if score is None or score <= 1 else None
 
 
 def _images(seen: Sequence[Observation], most: int) -> list[Json]:
@@ -95,7 +101,7 @@ class Verdicts:
         lines = json_lines.JsonLines(path)
         for line in lines.news(lines.size()):
             with suppress(KeyError, TypeError):  # of another form
-                self._known[line["question"]] = Verdict(bool(line["success"]), str(line["said"]))
+                self._known[line["question"]] = Verdict(min(1.0, max(0.0, line["score"])), str(line["said"]))
 
     def get(self, question: str) -> Verdict | None:
         with self._lock:
@@ -109,6 +115,7 @@ class Verdicts:
             "model": model,
             "episode_id": episode_id,
             "success": verdict.success,
+            "score": verdict.score,
             "said": verdict.said,
             "tokens_in": usage[0],
             "tokens_out": usage[1],
@@ -170,14 +177,14 @@ class ModelJudge:
             answer = self._ask(chat, episode_id)
             said = answer.text
             tokens_in, tokens_out = tokens_in + answer.tokens_in, tokens_out + answer.tokens_out
-            success = read(said)
-            if success is not None:
-                return Verdict(success, said), (tokens_in, tokens_out)
+            score = read(said)
+            if score is not None:
+                return Verdict(score, said), (tokens_in, tokens_out)
             reminder = {"role": "user", "content": REMINDER}
             chat = [*chat, {"role": "assistant", "content": said or "…"}, reminder]
         self._count(judge_unreadable=1)
         self._events.emit("judge_unreadable", episode=episode_id, said=said[:500])
-        return Verdict(False, said), (tokens_in, tokens_out)
+        return Verdict(0.0, said), (tokens_in, tokens_out)
 
     def _ask(self, chat: Messages, episode_id: str) -> Answered:
         """Returns one answer; waits out an outage of the server, up to the limit."""

@@ -1,4 +1,4 @@
-"""Shows progress on a terminal that redraws itself, or as lines with the time of day where there is no terminal."""
+"""Shows progress as a bar on terminals and in notebooks, or as lines with the time of day elsewhere."""
 
 from __future__ import annotations
 
@@ -8,31 +8,34 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
-from typing import TYPE_CHECKING, TextIO
+from contextlib import contextmanager, suppress
+from typing import Any, TextIO
 
 from digirl_dist.plain_text import printable
 from digirl_dist.report.progress import Progress
 from digirl_dist.storage.status import Status
 
-if TYPE_CHECKING:
-    from rich.live import Live
-
 _FRAME_S = 0.25
+_NOTEBOOK_S = 1.0
+_FIRST_S = 2.0
 _SILENT_S = 20.0
-"""A file gets a line at least this often, so that 30 s never pass without one."""
-_MESSAGES = 3
-"""Share of a terminal's rows, as its divisor, that stays free for messages."""
+"""A file gets a line at least this often, so that 30 s never pass without one, and the first after ``_FIRST_S``."""
+_COUNTED = "{desc} {percentage:3.0f}%|{bar}| {n_fmt}/{total_fmt} [{elapsed}{postfix}]"
+_UNCOUNTED = "{desc} [{elapsed}{postfix}]{bar}"
+"""Without ``{bar}``, which is blank as long as nothing is counted, tqdm would not cut the line at the last column."""
+_STYLES = {"bold": "\x1b[1m", "red": "\x1b[31m", "yellow": "\x1b[33m"}
+_PLAIN = "\x1b[0m"
 
 
 @contextmanager
-def shown(doing: str, stream: TextIO | None) -> Iterator[Progress]:
+def shown(doing: str, stream: TextIO | None, status: Status | None = None) -> Iterator[Progress]:
     """Shows what goes on until the block ends on ``stream``, beginning with what is done now; None: shows nothing.
 
-    A terminal is left clean however the block ends. Once nobody reads a pipe any more nothing is written to it.
+    What goes on is what ``status`` says, if it is given. A terminal is left clean however the block ends. Once nobody
+    reads a pipe any more nothing is written to it.
     """
-    output = Terminal(stream) if stream is not None and is_terminal(stream) else Lines(stream)
-    progress = Progress(Status(doing=doing), output)
+    output = Bar(stream) if stream is not None and redraws(stream) else Lines(stream)
+    progress = Progress(status or Status(doing=doing), output)
     output.open(progress)
     try:
         yield progress
@@ -47,12 +50,14 @@ class Lines:
     def __init__(self, stream: TextIO | None) -> None:
         self._stream = stream
         self._lock = threading.Lock()
-        self._told_at = time.monotonic()
+        self._told_at = time.monotonic() - _SILENT_S + _FIRST_S
         self._is_broken = False
         self._ended = threading.Event()
         self._thread: threading.Thread | None = None
 
     def open(self, progress: Progress) -> None:
+        if self._stream is None:
+            return
         self._thread = threading.Thread(target=self._watch, args=[progress], name="progress", daemon=True)
         self._thread.start()
 
@@ -84,37 +89,29 @@ class Lines:
                 self.line(progress.sentence())
 
 
-class Terminal:
-    """Implements ``Output`` for a terminal: messages scroll by above a picture of the state, see ``frame``."""
+class Bar:
+    """Implements ``Output`` for terminals and notebooks: messages scroll by above one of tqdm's bars."""
 
     def __init__(self, stream: TextIO) -> None:
         self._stream = stream
         self._ended = threading.Event()
-        self._live: Live | None = None
 
     def open(self, progress: Progress) -> None:
-        from rich.console import Console
-        from rich.live import Live
+        from tqdm.auto import tqdm
 
         if isinstance(self._stream, io.TextIOWrapper):
             self._stream.reconfigure(errors="replace")
-        console = Console(file=self._stream, force_terminal=True, highlight=False, markup=False, emoji=False)
-        both = is_terminal(sys.stderr)
-        self._live = Live(console=console, auto_refresh=False, transient=True, redirect_stderr=both)
-        self._live.start()
-        console.show_cursor(True)  # a process that is killed could not show it again
-        self._thread = threading.Thread(target=self._draw, args=[progress, console.width], daemon=True, name="progress")
+        shape = {"leave": False, "dynamic_ncols": True, "bar_format": _UNCOUNTED}
+        self._bar: Any = tqdm(desc=progress.heading(), file=self._stream, **shape)
+        self._draw(progress)
+        self._thread = threading.Thread(target=self._keep_drawing, args=[progress], daemon=True, name="progress")
         self._thread.start()
 
     def line(self, text: str, style: str = "") -> None:
-        from rich.text import Text
-
-        assert self._live is not None
-        shown = Text.assemble((time.strftime("%H:%M:%S"), "dim"), "  ", (_indented(printable(text)), style))
-        try:
-            self._live.console.print(shown, soft_wrap=True)  # the terminal wraps, so that paths can be copied
-        except (OSError, ValueError):  # the terminal is gone
-            pass
+        code = "" if "NO_COLOR" in os.environ else _STYLES.get(style, "")
+        shown = f"{code}{_indented(printable(text))}{code and _PLAIN}"
+        with suppress(OSError, ValueError):  # the terminal is gone
+            self._bar.write(f"{time.strftime('%H:%M:%S')}  {shown}", file=self._stream)
 
     def check(self) -> None:
         """Does nothing: a terminal that is gone ends its processes by SIGHUP."""
@@ -122,39 +119,44 @@ class Terminal:
     def close(self) -> None:
         self._ended.set()
         self._thread.join()
-        try:
-            if self._live is not None:
-                self._live.stop()
-        except (OSError, ValueError):
-            pass
+        with suppress(OSError, ValueError):
+            self._bar.close()
 
-    def _draw(self, progress: Progress, width: int) -> None:
-        """Draws the state again and again. After a change of width, which wraps old lines, on an empty screen."""
-        from digirl_dist.report.frame import frame
-
-        assert self._live is not None
-        console = self._live.console
-        while True:
+    def _keep_drawing(self, progress: Progress) -> None:
+        pause_s = _NOTEBOOK_S if in_notebook() else _FRAME_S
+        while not self._ended.wait(pause_s):
             progress.look()
-            size = console.size
-            try:
-                if size.width != width:
-                    width = size.width
-                    console.clear()
-                rows = size.height - size.height // _MESSAGES
-                self._live.update(frame(progress, size.width - 1, rows), refresh=True)
-            except (OSError, ValueError):
-                pass
-            if self._ended.wait(_FRAME_S):
-                return
+            with suppress(OSError, ValueError):
+                self._draw(progress)
+
+    def _draw(self, progress: Progress) -> None:
+        bar, counted, heading = self._bar, progress.counted(), progress.heading()
+        bar.postfix = ", ".join(progress.remarks())
+        if (heading, counted and counted[1]) != (bar.desc.removesuffix(": "), bar.total):
+            bar.desc, bar.total = heading, counted and counted[1]
+            bar.bar_format = _UNCOUNTED if counted is None else _COUNTED
+            bar.reset(bar.total)
+        bar.n = counted[0] if counted else 0
+        bar.refresh()
+
+
+def redraws(stream: TextIO | None) -> bool:
+    """Returns whether text can be redrawn there: on a terminal, or in a notebook."""
+    return is_terminal(stream) or (in_notebook() and stream in (sys.stdout, sys.stderr))
 
 
 def is_terminal(stream: TextIO | None) -> bool:
-    """Returns whether text can be redrawn there; False for a stream that was closed before this process began."""
+    """Returns whether it is a terminal; False for a stream that was closed before this process began."""
     try:
         return stream is not None and stream.isatty() and os.environ.get("TERM") not in ("dumb", "unknown")
     except ValueError:  # it is closed
         return False
+
+
+def in_notebook() -> bool:
+    """Returns whether this process is the kernel of a notebook."""
+    shell = sys.modules["IPython"].get_ipython() if "IPython" in sys.modules else None
+    return type(shell).__name__ == "ZMQInteractiveShell"
 
 
 def _indented(text: str) -> str:

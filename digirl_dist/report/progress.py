@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import re
 import statistics
 import threading
@@ -12,6 +11,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
+from digirl_dist.plain_text import one_line
 from digirl_dist.storage.status import RoundStatus, Status
 from digirl_dist.tasks import Round
 from digirl_dist.types import Clock, Json
@@ -35,7 +35,7 @@ class Output(Protocol):
     """Where progress is shown: the lines of a file, or a terminal."""
 
     def line(self, text: str, style: str = "") -> None:
-        """Adds a line for good, from any thread. ``style`` is one of rich's, such as "bold red"."""
+        """Adds a line for good, from any thread. ``style`` is empty, bold, red or yellow."""
 
     def check(self) -> None:
         """Raises BrokenPipeError if nobody reads the output any more."""
@@ -46,8 +46,6 @@ class Progress:
 
     def __init__(self, status: Status, output: Output, clock: Clock = time.monotonic) -> None:
         self.status = status
-        self.name = ""
-        """What is worked on, such as the run folder."""
         self.iterations: int | None = None
         """How many there will be."""
         self.finished = 0
@@ -66,11 +64,6 @@ class Progress:
         self._verdicts: Counter[bool] = Counter()
         self._iteration_at: float | None = None
         self._took_s: deque[float] = deque(maxlen=5)
-
-    def work_on(self, folder: str) -> None:
-        """Names the run folder, relative to the working directory if it lies there."""
-        relative = os.path.relpath(folder or os.curdir)
-        self.name = folder if relative.startswith("..") else relative
 
     def begin(self, finished: int, iterations: int) -> None:
         """Notes how many iterations there are already, and how many there will be."""
@@ -165,18 +158,35 @@ class Progress:
 
     def sentence(self) -> str:
         """Returns the state in one line, for a file."""
-        workers = self.status.workers
+        return "; ".join([f"{self.status.now}, for {duration(self.ago_s(self.status.since_now))}", *self.remarks()])
+
+    def counted(self) -> tuple[int, int] | None:
+        """Returns how much of what goes on is done, and of how much: episodes, while they are collected."""
+        round = self.status.round
+        return self.status.part if round is None else (round.landed, round.wanted)
+
+    def heading(self) -> str:
+        """Returns what is done now, without counts, and in which iteration of how many."""
+        status = self.status
+        made = f"{self.finished} of {self.iterations} iterations" if self.iterations else ""
+        doing = [status.doing or "", "" if status.round is None else status.round.name]
+        return one_line("; ".join(part for part in (made, *doing) if part))
+
+    def remarks(self) -> list[str]:
+        """Returns what else there is to say: the user's code, success, who works, and how long it will take."""
+        workers = [*self.status.workers.values()]
         collects = self.status.round is not None
-        at_work = sum(collects and worker.at_work > 0 and not worker.lost for worker in workers.values())
-        left_s, rate = self.left_s(), self.success_rate if self.status.round else None
+        at_work = sum(collects and worker.at_work > 0 and not worker.lost for worker in workers)
+        lost = sum(worker.lost for worker in workers)
+        left_s, rate = self.left_s(), self.success_rate if collects else None
         parts = [
-            f"{self.status.now}, for {duration(self.ago_s(self.status.since_now))}",
-            self.users_code(),
+            one_line(self.users_code()),
             f"success {rate:.2f}" if rate is not None else "",
             f"{at_work} of {len(workers)} workers run emulators" if workers else "",
+            f"{lost} lost" if lost else "",
             f"about {duration(left_s)} left" if left_s is not None else "",
         ]
-        return "; ".join(part for part in parts if part)
+        return [part for part in parts if part]
 
     def users_code(self) -> str:
         """Returns in which line of the user's own code the command is; empty in its first ten seconds with a thing."""
@@ -280,6 +290,8 @@ def _message(kind: str, content: dict[str, Json]) -> str | None:
             return f"{worker}, slot {content['slot']}: {content['reason']}"
         case "slot" if content["state"] == "closed":
             return f"{worker}, slot {content['slot']} is out of service: {content['reason']}"
+        case "starts_differ":
+            return f"task {content['task']}: {content['reason']}"
         case "bsize":
             return f"{worker}: bsize: auto chose {content['slots']}: {content['reason']}"
         case "installing":

@@ -48,7 +48,9 @@ class Report:
         log: Followers,
         media: Media,
         write_policy: WritePolicy,
+        steady: bool = True,
     ) -> None:
+        """``steady`` is that of the emulator's spec."""
         self._folder = folder
         self._events = events
         self._progress = progress
@@ -59,8 +61,9 @@ class Report:
         self._evaluations = Metrics(folder.evaluations, write_policy)
         self._log = log
         self._outcomes = Outcomes(progress.tells_success, self._metrics)
-        self._unlike = ""
-        """Which episodes that should have started alike did not, once that was reported."""
+        self._steady = steady
+        self._unlike: set[str] = set()
+        """Tasks of which episodes that should have started alike did not, once that was reported."""
         self._before: Update | None = None
         self._measured_s = 0.0
         """What evaluations have taken since then."""
@@ -113,11 +116,11 @@ class Report:
                 self._events.emit("worker_suspected", episodes=episodes, **place, reason=first.reason)
 
     def _look_at_starts(self, result: CollectionResult) -> None:
-        """Reports once that members of a group started differently; other algorithms have no groups."""
-        if not self._unlike and (unlike := unlike_starts(result.trajectories)):
-            self._unlike = unlike
-            self._events.emit("starts_differ", iteration=result.iteration, reason=unlike)
-            self._progress.say(unlike, "yellow")
+        """Reports once for each task that members of a group started differently."""
+        for task, reason in unlike_starts(result.trajectories, self._steady).items():
+            if task not in self._unlike:
+                self._events.emit("starts_differ", task=task, iteration=result.iteration, reason=reason)
+            self._unlike.add(task)
 
     def evaluation(self, result: CollectionResult, checkpoint: Checkpoint) -> tuple[float, str]:
         """Reports a measurement of ``checkpoint`` in ``evaluation.jsonl``.

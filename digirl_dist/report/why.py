@@ -20,6 +20,7 @@ from digirl_dist.storage.status import is_running, run_state
 from digirl_dist.types import Json
 
 _EVENTS = 8
+_TASKS = 4
 _EVENT_BYTES = 1 << 20
 """Of the newest, which are looked at."""
 _USUAL = ("episode", "episode_doubled", "episode_dropped", "pushed", "relayed", "worker_machine")
@@ -108,6 +109,7 @@ def _events(folder: Path) -> Iterator[str]:
     events = [
         each for each in json_lines.read(folder / "events.jsonl", _EVENT_BYTES) if each.get("event") not in _USUAL
     ]
+    yield from _starts(events)
     if events:
         yield "last events:"
     for event, count in _grouped(events)[-_EVENTS:]:
@@ -116,6 +118,14 @@ def _events(folder: Path) -> Iterator[str]:
         )
         times = f" ({count} times)" if count > 1 else ""
         yield f"  {_time_of_day(event.get('time'))} {event.get('event')}{times}: {said}"
+
+
+def _starts(events: Sequence[dict[str, Any]]) -> Iterator[str]:
+    unlike = [event for event in events if event.get("event") == "starts_differ"]
+    tasks = list(dict.fromkeys(str(event.get("task")) for event in unlike))
+    if tasks:
+        more = f" and {len(tasks) - _TASKS} more" if len(tasks) > _TASKS else ""
+        yield f"groups do not start alike, task {', '.join(tasks[:_TASKS])}{more}: {unlike[-1].get('reason')}"
 
 
 def _grouped(events: Sequence[dict[str, Any]]) -> list[tuple[dict[str, Any], int]]:

@@ -34,6 +34,8 @@ class RunSource(Source):
 
     config_name: str = "config"
     trust: bool = False
+    uses: tuple[str, ...] = ()
+    """The keys that are used, with all below them; empty: all."""
 
     def load(self) -> Settings:
         """Raises SettingsError naming what is wrong, UntrustedError for what the folder names (see ``trust``)."""
@@ -46,7 +48,8 @@ class RunSource(Source):
         composed = OmegaConf.create({"defaults": ["settings", *groups, "_self_"], **content})
         ConfigStore.instance().store(_IN_MEMORY, composed)
         settings = typed(composed_by_hydra(own_folder(), _IN_MEMORY, self.overrides), self.config_name, self.overrides)
-        refuse_untrusted(settings, path, self.trust, given=[key_of(each) for each in self.overrides])
+        given = [key_of(each) for each in self.overrides]
+        refuse_untrusted(settings, path, self.trust, given=given, uses=self.uses)
         return settings
 
     @property
@@ -92,14 +95,19 @@ Named = tuple[str, Any]
 """A key and its value."""
 
 
-def refuse_untrusted(settings: Any, where: Path, trust: bool, prefix: str = "", given: Sequence[str] = ()) -> None:
+def refuse_untrusted(
+    settings: Any, where: Path, trust: bool, prefix: str = "", given: Sequence[str] = (), uses: Sequence[str] = ()
+) -> None:
     """Decides about ``settings``, a dataclass that was read from the file ``where``; ``given`` are keys that the person
-    gave. Raises UntrustedError, with what would be called, for values that a person has to answer for.
+    gave, and ``uses`` those that are used (empty: all).
+
+    Raises UntrustedError, with what would be called, for values that a person has to answer for.
     """
     if trust:
         return
     own = [key for key in given if key not in options_of_groups()]
     named = [(key, value) for key, value in _named(settings, prefix) if not any(is_below(key, one) for one in own)]
+    named = [(key, value) for key, value in named if not uses or any(is_below(key, one) for one in uses)]
     if named:
         told = ", ".join(f"{key}={value!r:.100}" for key, value in named[:_TOLD])
         more = f" and {len(named) - _TOLD} more" if len(named) > _TOLD else ""

@@ -5,7 +5,8 @@ from __future__ import annotations
 import os
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 from digirl_dist.errors import RunFolderError
@@ -40,6 +41,17 @@ class Events:
             self._write()
             for listener in self._listeners:
                 listener(kind, content)
+
+    @contextmanager
+    def heard_by(self, listener: Listener) -> Iterator[None]:
+        """Passes events to one more listener until the block ends."""
+        with self._lock:
+            self._listeners = (*self._listeners, listener)
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._listeners = tuple(each for each in self._listeners if each != listener)
 
     def close(self) -> None:
         with self._lock:

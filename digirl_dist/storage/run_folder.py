@@ -116,7 +116,7 @@ _MOST_FILES = 200_000
 FOLDERS = (
     *("checkpoints", "checkpoints/updates", "evaluation", "media", "trajectories", "trajectories/.closed"),
     *("trajectories/.landing", "trajectories/.landing/evaluate", "trajectories/.landing/measure"),
-    "trajectories/.refused",
+    *("trajectories/.refused", "verdicts"),
 )
 """The folders of a run."""
 

@@ -143,6 +143,8 @@ class Status:
     doing: str | None = "start"
     """What the host's loop does; None while it waits for the episodes of ``round``."""
     since: float = field(default_factory=time.monotonic)
+    part: tuple[int, int] | None = None
+    """How much of that is done, and of how much."""
     round: RoundStatus | None = None
     """The collection under way; with ``ahead`` it goes on while the host learns."""
     workers: dict[str, WorkerStatus] = field(default_factory=dict)
@@ -179,7 +181,7 @@ class Status:
 
     def host(self, doing: str | None) -> None:
         """Records the loop's current activity; None: it waits for episodes."""
-        self.doing, self.since = doing, time.monotonic()
+        self.doing, self.since, self.part = doing, time.monotonic(), None
         self.write()
 
     def collecting(self, round: Round, landed: int, wanted: int) -> None:
@@ -198,7 +200,8 @@ class Status:
     @property
     def now(self) -> str:
         """What the host does, and what is collected meanwhile."""
-        return "; ".join(str(part) for part in (self.doing, self.round) if part is not None) or "begin to collect"
+        doing = self.doing if self.part is None else f"{self.doing}: {self.part[0]} of {self.part[1]}"
+        return "; ".join(str(part) for part in (doing, self.round) if part is not None) or "begin to collect"
 
     def worker(self, name: str) -> WorkerStatus:
         return self.workers.setdefault(name, WorkerStatus())

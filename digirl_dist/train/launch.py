@@ -163,7 +163,8 @@ def stream_of(context: RankContext, slot: int, first: int = 0) -> Stream:
     seed, group_size = settings.seed + rank, algorithm_plugin(settings).episodes_per_start
     watched = WatchedEmulator(emulator.factory(), context.watch, f"emulator {slot}")
     said = partial(say, context.rank)
-    return Stream(watched, emulator.tasks, f"rank{rank}", slot, seed, first, group_size, say=said)
+    steady = emulator.spec.steady
+    return Stream(watched, emulator.tasks, f"rank{rank}", slot, seed, first, group_size, say=said, steady=steady)
 
 
 def evaluation_stream(context: RankContext) -> Stream:

@@ -51,7 +51,9 @@ class Stream:
         group_size: int = 1,
         share: Share = "train",
         say: Callable[[str], object] = str,
+        steady: bool = True,
     ) -> None:
+        """``steady`` is that of the emulator's spec."""
         self._emulator = emulator
         self._tasks = tasks
         self._name = name
@@ -61,6 +63,7 @@ class Stream:
         self._group_size = group_size
         self._share = share
         self._say = say
+        self._steady = steady
         self.has_endless = False
         """Whether an episode was truncated because nothing else ended it."""
         self._fragment_start = 0
@@ -97,7 +100,7 @@ class Stream:
         group = self._episode // self._group_size
         if self._group_start is None or self._group_start[0] != group:
             self._group_start = (group, step.observation)
-        elif not (self._has_unlike or start_alike(self._group_start[1], step.observation, step.action)):
+        elif not (self._has_unlike or start_alike(self._group_start[1], step.observation, self._steady)):
             self._has_unlike = True
             seed = f"two episodes of seed {self._episode_seed} started differently"
             self._say(f"task {self._task.id}: {seed}; {REMEDY}\n")

@@ -29,11 +29,15 @@ _END_LIMIT_S = 10.0
 
 @dataclass(frozen=True)
 class TrialRequest:
-    """``size``: bytes of the packed emulator that follow. ``task`` and ``limits``: fields of Task and SlotLimits."""
+    """``size``: bytes of the packed emulator that follow. ``task`` and ``limits``: fields of Task and SlotLimits.
+
+    ``steady`` is that of the emulator's spec.
+    """
 
     size: int
     task: dict[str, Json]
     action: Json
+    steady: bool
     limits: dict[str, Any]
 
 
@@ -44,7 +48,7 @@ def main(source: BinaryIO) -> int:
         emulator.write_bytes(source.read(request.size))
         slot = Slot(0, emulator, SlotLimits(**request.limits), Path(folder) / "log")
         try:
-            _try(slot, Task(**request.task), request.action)
+            _try(slot, Task(**request.task), request)
         except (EmulatorError, ActionError) as error:
             _tell(error=str(error))
         finally:
@@ -53,19 +57,21 @@ def main(source: BinaryIO) -> int:
     return 0
 
 
-def _try(slot: Slot, task: Task, action: Json) -> None:
+def _try(slot: Slot, task: Task, asked: TrialRequest) -> None:
     slot.start()
     _tell(phase="boot", seconds=_wait(slot)[1], seen="")
     starts: list[Observation] = []
     for phase in ("reset", "step", "reset again"):
         if phase == "step":
-            slot.step(action)
+            slot.step(asked.action)
         else:
             slot.reset(task, seed=0)
         answer, seconds = _wait(slot)
         seen = answer.observation if isinstance(answer, Transition) else answer
         starts += [seen] if phase != "step" else []
-        _tell(phase=phase, seconds=seconds, seen=_seen(seen), unlike=not start_alike(starts[0], starts[-1], action))
+        _tell(
+            phase=phase, seconds=seconds, seen=_seen(seen), unlike=not start_alike(starts[0], starts[-1], asked.steady)
+        )
 
 
 def _wait(slot: Slot) -> tuple[Any, float]:

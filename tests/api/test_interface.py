@@ -26,7 +26,6 @@ from digirl_dist import Decision, Fleet, Observation, Policy, Run
 from digirl_dist.api.training import compose, overrides
 from digirl_dist.assembly.policy import agent_settings_of, describe_policy
 from digirl_dist.child_process import environment
-from digirl_dist.collect.around import with_verdict
 from digirl_dist.collection import CollectionResult
 from digirl_dist.emulator import Actions, BoxActions, DeviceActions, DiscreteActions, EmulatorSpec, ProductActions
 from digirl_dist.errors import (
@@ -37,6 +36,7 @@ from digirl_dist.errors import (
     SettingsError,
     TrajectoryError,
 )
+from digirl_dist.judge import with_verdict
 from digirl_dist.report.viewed import ViewedRun
 from digirl_dist.settings import configuration
 from digirl_dist.storage import episode_file, parquet

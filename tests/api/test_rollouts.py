@@ -18,6 +18,7 @@ from typing import Any
 import psutil
 import pytest
 from process_watch import eventually
+from run_files import events
 from test_run import ROOT
 from user_classes import Coin, Counter
 
@@ -26,6 +27,7 @@ from digirl_dist.api.episodes import Episode
 from digirl_dist.child_process import environment
 from digirl_dist.collect.stream import Lost, Rollout
 from digirl_dist.errors import SettingsError
+from digirl_dist.report.why import explain
 from digirl_dist.tasks import SEEDS
 from digirl_dist.trajectory import Decision, Observation
 
@@ -109,6 +111,14 @@ def test_groups_start_alike_and_name_what_is_missing(fleet: Fleet) -> None:
     assert {one.ticket.seed for one in groups["fine"]} == {groups["fine"].seed}
     again = next(iter(fleet.stream([FINE], group_size=3, key="step-1")))
     assert [one.episode_id for one in again] == [one.episode_id for one in groups["fine"]]
+
+
+def test_a_group_that_does_not_start_alike_is_reported_once_for_its_task(fleet: Fleet, tmp_path: Path) -> None:
+    tasks = [Task("drifts", params={"drifts": True}), FINE, Task("drifts", params={"drifts": True})]
+    assert [len(group) for group in fleet.stream(tasks, act=always_one, group_size=2)] == [2, 2, 2]
+    (told,) = events(tmp_path / "kept", "starts_differ")
+    assert told["task"] == "drifts" and "started differently" in told["reason"]
+    assert "groups do not start alike, task drifts: two episodes of seed" in explain(tmp_path / "kept")
 
 
 def test_an_endless_stream_asks_for_no_more_than_it_may_and_later_groups_act_with_what_is_newest(fleet: Fleet) -> None:

@@ -11,7 +11,7 @@ from chat_server import Endpoint, endpoint, fails
 from run_files import events, metrics
 
 from digirl_dist.cli.main import main
-from digirl_dist.collect.around import with_verdict
+from digirl_dist.judge import with_verdict
 from digirl_dist.storage import parquet
 from digirl_dist.tasks import Task, Ticket
 from digirl_dist.trajectory import Observation, Step, Trajectory

@@ -31,14 +31,14 @@ def numbers(*values: float) -> Observation:
 
 def test_seeds_that_are_ignored_are_named_with_task_seed_and_workers() -> None:
     found = unlike_starts([episode(numbers(1, 2)), episode(numbers(3, 2), seed=8), episode(numbers(1, 5), worker="w2")])
-    assert found.startswith("task t: two episodes of seed 7 started differently (on w1 and w2); reset must draw from")
+    assert found["t"].startswith("two episodes of seed 7 started differently (on w1 and w2); reset must draw from")
 
 
 def test_groups_that_start_alike_are_silent() -> None:
     """Other tasks, other seeds, and numbers that two kinds of processors compute otherwise."""
     rounded = numbers(1.0, 2.0 + 1e-6)
-    assert unlike_starts([episode(numbers(1, 2)), episode(rounded), episode(numbers(9, 9), task="u")]) == ""
-    assert unlike_starts([]) == ""
+    assert unlike_starts([episode(numbers(1, 2)), episode(rounded), episode(numbers(9, 9), task="u")]) == {}
+    assert unlike_starts([]) == {}
 
 
 @pytest.mark.parametrize(
@@ -53,8 +53,11 @@ def test_groups_that_start_alike_are_silent() -> None:
     ],
 )
 def test_pictures_are_compared_by_pixels(other: Observation, alike: bool) -> None:
-    assert start_alike(Observation("a", picture(5)), other, 0) is alike
+    assert start_alike(Observation("a", picture(5)), other) is alike
 
 
-def test_screens_of_touch_devices_may_show_another_minute() -> None:
-    assert start_alike(Observation("a", picture(5)), Observation("a", picture(6)), {"type": "tap", "x": 0.5, "y": 0.5})
+def test_screens_that_are_not_steady_may_show_another_minute() -> None:
+    first, later = Observation("a", picture(5)), Observation("a", picture(6))
+    assert start_alike(first, later, steady=False) and not start_alike(first, Observation("b"), steady=False)
+    assert unlike_starts([episode(first), episode(later)]).keys() == {"t"}
+    assert unlike_starts([episode(first), episode(later)], steady=False) == {}

@@ -35,7 +35,7 @@ from digirl_dist.emulator.remembered import Memory, told
 from digirl_dist.emulator.touch_actions import DeviceAction
 from digirl_dist.errors import JudgeError, SettingsError
 from digirl_dist.judge import Verdict
-from digirl_dist.judge.model import ModelJudge, Verdicts, messages
+from digirl_dist.judge.model import ModelJudge, Verdicts, messages, read
 from digirl_dist.settings import JudgeSettings
 from digirl_dist.storage.events import Events
 from digirl_dist.tasks import Task, Ticket
@@ -134,6 +134,21 @@ def test_a_prompt_of_ones_own_is_asked_with_the_rule_for_the_answer(tmp_path: Pa
 def test_the_last_verdict_of_an_answer_counts(tmp_path: Path, served: Endpoint, answer: str, success: bool) -> None:
     served.then = answer
     assert Asked(tmp_path, served.url).judge.verdict(episode()).success is success
+
+
+@pytest.mark.unit
+@pytest.mark.parametrize(
+    ("answer", "score"),
+    [
+        ("Verdict: 0.5", 0.5),
+        ("**Verdict:** .75.", 0.75),
+        ("Verdict: 1", 1.0),
+        ("Verdict: 0.5\nVerdict: no", 0.0),
+        *((f"Verdict: {odd}", None) for odd in ("7/10", "1 / 2", "50%", "0.5 %", "10", "1.5", "-0.5", "0,5", "1e5")),
+    ],
+)
+def test_a_grade_is_a_number_from_0_to_1_and_nothing_like_one(answer: str, score: float | None) -> None:
+    assert read(answer) == score
 
 
 def test_an_answer_without_a_verdict_is_asked_for_it_once_more(tmp_path: Path, served: Endpoint) -> None:

@@ -31,7 +31,7 @@ def android_spec(settings: AndroidOptions) -> EmulatorSpec:
         if not _is_part_of_the_screen(part):
             raise SettingsError(f"emulator.masked: {part} is not [left, top, right, bottom] in shares of the screen")
     height, width = settings.image_size
-    return EmulatorSpec(DeviceActions(), image_size=(height, width), labels=settings.labels)
+    return EmulatorSpec(DeviceActions(), image_size=(height, width), labels=settings.labels, steady=False)
 
 
 def android_tasks(task_set: str, split: str) -> list[Task]:

@@ -16,6 +16,7 @@ from digirl_dist.emulator.phone.tasks import (
     parts_done,
     parts_of,
     phone_tasks,
+    solution,
 )
 from digirl_dist.emulator.touch_actions import DeviceAction
 from digirl_dist.errors import EmulatorError
@@ -70,6 +71,12 @@ class DemoPhone:
         terminated = success or wanted.ends
         seen = self._observation(self._task)
         return Transition(seen, self._earned(success), terminated, success=success, achieved=achieved)
+
+    def oracle(self) -> Json:
+        """Returns the next action of somebody who knows the phone. Raises EmulatorError before the first reset."""
+        if self._task is None:
+            raise EmulatorError("the demo phone was not given a task; call reset first")
+        return solution(self._task.params, self._state).to_json()
 
     def _earned(self, success: bool) -> float:
         assert self._task is not None

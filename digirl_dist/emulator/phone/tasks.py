@@ -6,8 +6,9 @@ from collections.abc import Sequence
 from itertools import combinations
 
 from digirl_dist.emulator.phone.apps import APPS, App, Button, Field, Switch, app_named
-from digirl_dist.emulator.phone.layout import PER_PAGE, rows_that_fit
+from digirl_dist.emulator.phone.layout import HEIGHT, LATER_KEY, PER_PAGE, WIDTH, Rect, icon_rect, rows_that_fit
 from digirl_dist.emulator.phone.state import PhoneState
+from digirl_dist.emulator.touch_actions import DeviceAction
 from digirl_dist.errors import SettingsError
 from digirl_dist.tasks import Task
 from digirl_dist.types import Json
@@ -139,6 +140,38 @@ def _done(goal: dict[str, Json], state: PhoneState) -> bool:
     if "button" in goal:
         return (app, goal["button"]) in state.on
     return "submit" not in goal or bool(state.submitted.get(app) == goal["submit"])
+
+
+def solution(goal: dict[str, Json], state: PhoneState) -> DeviceAction:
+    """Returns the next action on the shortest way to a goal, which declines updates; gives up a goal without app."""
+    part = next((part for part in parts_of(goal) if not _done(part, state)), goal)
+    if "app" not in part:
+        return DeviceAction("impossible")
+    if state.answer is not None:
+        return DeviceAction("wait")
+    if state.app is None:
+        page, place = divmod(state.icons.index(part["app"]), PER_PAGE)
+        there = 0.8 if page > state.page else 0.2
+        return _tap(icon_rect(place)) if page == state.page else DeviceAction("swipe", there, 0.5, 1 - there, 0.5)
+    if state.app.name != part["app"]:
+        return DeviceAction("home")
+    return _tap(LATER_KEY) if state.offer is not None else _within(part, state)
+
+
+def _within(part: dict[str, Json], state: PhoneState) -> DeviceAction:
+    """Returns the next action in the goal's app, which shows its rows."""
+    rows = {widget.name: rect for widget, rect in state.rows() if isinstance(widget, Switch | Button)}
+    fields = [rect for widget, rect in state.rows() if isinstance(widget, Field)]
+    if "submit" in part and state.focused:
+        return DeviceAction("enter") if state.typed == part["submit"] else DeviceAction("type", text=part["submit"])
+    if state.focused:  # the keyboard covers rows
+        return DeviceAction("back")
+    row = next(iter(fields), None) if "submit" in part else rows.get(str(part.get("switch", part.get("button"))))
+    return _tap(row) if row is not None else DeviceAction("swipe", 0.5, 0.7, 0.5, 0.3)
+
+
+def _tap(place: Rect) -> DeviceAction:
+    return DeviceAction("tap", (place.left + place.right) / 2 / WIDTH, (place.top + place.bottom) / 2 / HEIGHT)
 
 
 def make_unreached(goal: dict[str, Json], state: PhoneState) -> None:
