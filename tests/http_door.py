@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import random
 import signal
 import socket
@@ -58,9 +57,19 @@ class Served:
         """The next ``count`` that are over, by long polls."""
         found: list[dict[str, Any]] = []
         while len(found) < count:
-            told = answered(self.owner.get("/rollouts", params={"after": after, "wait_s": 20, "limit": count}))
+            params = {"after": after, "wait_s": 20, "limit": count - len(found)}
+            told = answered(self.owner.get("/rollouts", params=params))
             found += told["rollouts"]
             after = told["cursor"]
+        return found
+
+    def landed(self, after: int, *keys: str) -> list[dict[str, Any]]:
+        """These, once they are over; others, which another test may have asked for, are passed over."""
+        found: list[dict[str, Any]] = []
+        while {one["key"] for one in found} != set(keys):
+            (one,) = self.over(after, 1)
+            after = one["cursor"]
+            found += [one] if one["key"] in keys else []
         return found
 
     def kill(self) -> None:
@@ -260,7 +269,3 @@ class Owner(threading.Thread):
 
 def memory_mb(process: psutil.Process) -> float:
     return float(process.memory_info().rss) / 2**20
-
-
-def lines_of(path: Path) -> list[dict[str, Any]]:
-    return [json.loads(line) for line in path.read_text().splitlines()]

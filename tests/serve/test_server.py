@@ -13,7 +13,7 @@ from typing import Any
 
 import psutil
 import pytest
-from http_door import TASK, WORDS, Owner, Served, answered, besiege, each_answer, lines_of, memory_mb, served
+from http_door import TASK, WORDS, Owner, Served, answered, besiege, each_answer, memory_mb, served
 from listening import as_another_user
 from process_watch import eventually
 from prometheus_client.openmetrics.parser import text_string_to_metric_families
@@ -46,16 +46,16 @@ def test_a_group_lands_and_its_episodes_have_what_a_trainer_needs(here: Served) 
     before = cursor(here)
     asked = here.ask("step-1/a b?", n=3)["rollouts"]
     assert [one["key"] for one in asked] == [f"step-1/a b?/{member}" for member in range(3)]
-    landed = here.over(before, 3)
+    keys = [f"step-1/a b?/{member}" for member in range(3)]
+    landed = here.landed(before, *keys)
     assert {one["state"] for one in landed} == {"landed"}
-    assert [one["cursor"] for one in landed] == list(range(before + 1, before + 4))
     found = [episode(here, f"step-1/a%20b%3F/{member}") for member in range(3)]
     assert len({one["seed"] for one in found}) == 1 and len({one["episode_id"] for one in found}) == 3
     for one in found:
         assert one["reward"] == sum(step["reward"] for step in one["steps"]) > 0
         assert all(step["log_prob"] < 0 and len(step["observation"]["vector"]) == 4 for step in one["steps"])
-    assert [one["state"] for one in here.ask("step-1/a b?", n=3)["rollouts"]] == ["landed"] * 3, "asked again: the same"
-    assert cursor(here) == before + 3
+    again = here.ask("step-1/a b?", n=3)["rollouts"]
+    assert sorted(again, key=lambda one: one["cursor"]) == landed, "asked again: the same"
 
 
 def test_they_come_as_events_too_from_the_cursor_on(here: Served) -> None:
@@ -83,7 +83,7 @@ def test_other_weights_act_from_a_file_that_the_owner_names(here: Served, tmp_pa
     assert answered(here.owner.post("/policy", json=given)) == {"version": 17}
     before = cursor(here)
     here.ask("with-17", seed=5)
-    assert here.over(before, 1)[0]["policy_version"] == 17 == episode(here, "with-17")["policy_version"]
+    assert here.landed(before, "with-17")[0]["policy_version"] == 17 == episode(here, "with-17")["policy_version"]
     (tmp_path / "evil.safetensors").write_bytes(b"\x80\x04cos\nsystem\n(S'true'\ntR." * 100)
     for wrong, says in {
         "evil.safetensors": "cannot be read",
@@ -98,10 +98,10 @@ def test_other_weights_act_from_a_file_that_the_owner_names(here: Served, tmp_pa
 def test_a_rollout_is_cancelled_and_one_that_is_done_is_forgotten(here: Served) -> None:
     before = cursor(here)
     here.ask("late", deadline_s=1e-6)
-    (late,) = here.over(before, 1)
+    (late,) = here.landed(before, "late")
     assert late["state"] == "cancelled" and "deadline" in late["reason"] and "reward" not in late
     here.ask("late")
-    assert here.over(before + 1, 1)[0]["state"] == "landed", "what was lost runs again"
+    assert here.landed(late["cursor"], "late")[0]["state"] == "landed", "what was lost runs again"
     assert answered(here.owner.delete("/rollouts/late"), 202)["state"] == "landed"
     assert answered(here.owner.post("/acknowledge", json={"keys": ["late", "unknown"]})) == {"acknowledged": 1}
     assert "POST /rollouts" in answered(here.owner.get("/rollouts/late"), 404)["error"]
@@ -141,12 +141,12 @@ def test_a_key_with_another_task_is_refused(here: Served) -> None:
 def test_prometheus_reads_the_metrics(here: Served) -> None:
     before = cursor(here)
     here.ask("measured")
-    here.over(before, 1)
+    (measured,) = here.landed(before, "measured")
     answer = here.owner.get("/metrics")
     found = {family.name: family for family in text_string_to_metric_families(answer.text)}
     assert answer.headers["content-type"].startswith("application/openmetrics-text")
     ended = {sample.labels["state"]: sample.value for sample in found["digirl_dist_rollouts_ended"].samples}
-    assert ended["landed"] >= 1 and found["digirl_dist_cursor"].samples[0].value == before + 1
+    assert ended["landed"] >= 1 and found["digirl_dist_cursor"].samples[0].value >= measured["cursor"]
 
 
 def test_no_hostile_request_gets_anything(here: Served) -> None:
@@ -279,11 +279,13 @@ def test_what_cannot_be_served_is_refused_in_a_line(
     assert says in errors[-1] and errors[-1].startswith("error: "), errors
 
 
-def test_a_second_server_of_the_folder_is_refused_and_changes_nothing(here: Served) -> None:
-    before = lines_of(here.folder / "serve.jsonl")
-    with pytest.raises(AssertionError, match="is in use by process"), served(here.folder):
-        pass
-    assert lines_of(here.folder / "serve.jsonl") == before
+def test_a_second_server_of_the_folder_is_refused_and_changes_nothing(
+    here: Served, capsys: pytest.CaptureFixture[str]
+) -> None:
+    before = (here.folder / "serve.jsonl").read_bytes()
+    assert main(["serve", *WORDS, f"save_path={here.folder}"]) == 1
+    assert f"is in use by process {here.process.pid}; wait for it" in capsys.readouterr().err
+    assert (here.folder / "serve.jsonl").read_bytes() == before
 
 
 def test_a_full_disk_is_told_and_what_ended_meanwhile_comes_afterwards(here: Served) -> None:
@@ -300,6 +302,6 @@ def test_a_full_disk_is_told_and_what_ended_meanwhile_comes_afterwards(here: Ser
     finally:
         resource.prlimit(here.process.pid, resource.RLIMIT_FSIZE, (resource.RLIM_INFINITY,) * 2)
     here.ask("more")
-    told = {one["key"] for one in here.over(before, 2)}
-    assert told == {"full/0", "more"} and (here.folder / "serve.jsonl").stat().st_size > size
+    here.landed(before, "full/0", "more")
+    assert (here.folder / "serve.jsonl").stat().st_size > size
     eventually(lambda: here.owner.get("/health").status_code == 200)
