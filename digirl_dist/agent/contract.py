@@ -55,7 +55,7 @@ def token_log_probs(
     import torch
 
     if not hasattr(agent, "token_log_probs"):
-        found = log_prob(agent, observations, actions)[:, None]
+        found = torch.stack([log_prob(agent, observations, actions)], dim=1)  # no view, which FSDP warns of
         return found, torch.ones_like(found, dtype=torch.bool)
     found, mask = cast("TokenAgent", agent).token_log_probs(observations, actions)
     shape = len(actions), mask.shape[-1]

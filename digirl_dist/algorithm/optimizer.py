@@ -151,7 +151,7 @@ class MinibatchOptimizer:
         """Leaves the gradient of a minibatch, all ranks' parts together; returns its loss."""
         weight, mean = float(weight_of(part)) if part else 0.0, 0.0
         share = self._peers.share(weight)
-        for chosen in self._peers.passes(part, rows, self._settings.rows_at_once or rows):
+        for chosen in self._peers.passes(part, rows, self._settings.rows_at_once or max(1, rows)):
             of_chosen = float(weight_of(chosen)) / weight if chosen else 0.0
             loss = loss_of(chosen or part[-1:])
             (loss * (share * of_chosen)).backward()  # type: ignore[no-untyped-call]
