@@ -17,7 +17,7 @@ from digirl_dist.errors import ClusterError, LinkLostError, UnreachableError, Wo
 from digirl_dist.settings import SshSettings
 from digirl_dist.slurm.jobs import EXPORT, Jobs, JobState, SlurmAddress, environment, sign_of_life, why_ended, words
 from digirl_dist.ssh.connection import Address, Connection, quote, user_name
-from digirl_dist.ssh.openssh_channel import OpenSshChannel, PipedSessions, ProcessSession
+from digirl_dist.ssh.piped import PipedChannel, PipedSessions, ProcessSession
 
 _JOB_END_S = 3.0
 """The steps of a job that is ended end so long after one another, at most."""
@@ -30,7 +30,7 @@ class SrunSession(ProcessSession):
     most_status = 128
 
 
-class SrunChannel(OpenSshChannel):
+class SrunChannel(PipedChannel):
     """A ``Channel`` over a step. When its job ends, ``srun`` may report that as the command's own failure."""
 
     def _lost(self) -> LinkLostError | None:
@@ -61,7 +61,7 @@ class SrunConnection(Connection):
             f'echo "$SLURMD_NODENAME"; while read -r _; do touch {life}/heard 2>/dev/null; echo; done'
             if life
             else 'echo "$SLURMD_NODENAME"; while read -r _; do echo; done',
-            OpenSshChannel,
+            PipedChannel,
         )
         self.host = self._first_word()
         try:
@@ -77,13 +77,13 @@ class SrunConnection(Connection):
     def answers(self) -> bool:
         return self.alive and time.monotonic() - self._heard_at < self._settings.ping_s + _ANSWER_S
 
-    def open(self, command: str | Sequence[str]) -> OpenSshChannel:
+    def open(self, command: str | Sequence[str]) -> PipedChannel:
         line = quote(command)
         if self._ended.is_set():
             raise LinkLostError(self.worker, self._why)
         return self._open(line, SrunChannel)
 
-    def _open(self, line: str, kind: type[OpenSshChannel]) -> OpenSshChannel:
+    def _open(self, line: str, kind: type[PipedChannel]) -> PipedChannel:
         session = SrunSession([*self._srun, "sh", "-c", line], environment())
         try:
             self._sessions.add(session)

@@ -6,18 +6,15 @@ pipes; what a command reads and writes goes through them and ``ssh``, never thro
 
 from __future__ import annotations
 
-import errno
 import os
-import select
 import socket
 import struct
 import threading
 import time
 from contextlib import suppress
-from dataclasses import dataclass
 from pathlib import Path
 
-from digirl_dist.child_process import widen
+from digirl_dist.ssh.piped import Pipes, open_pipes
 
 _VERSION = 4
 _HELLO, _NEW_SESSION = 0x00000001, 0x10000002
@@ -25,128 +22,13 @@ _DENIED, _FAILED, _EXIT, _OPENED = 0x80000002, 0x80000003, 0x80000004, 0x8000000
 _NO_ESCAPE = 0xFFFFFFFF
 _LARGEST = 1 << 16
 _SLICE_S = 0.5
-_FIRST_PIPE_BYTES, _PIPE_BYTES = 1 << 16, 1 << 20
-"""What a pipe of Linux holds at first, and once it has been found full."""
-_DRAIN_S = 0.0005
-"""A pipe that has little room is left alone so long: fewer turns of this process, and still no gap in the stream."""
 
 
 class SessionRefused(Exception):
     """The other machine, or ``ssh``, refuses a session; the reason is its word for it."""
 
 
-class PipeEnd:
-    """This process's end of a pipe. It never blocks, and it can be closed while another thread uses it."""
-
-    def __init__(self, number: int) -> None:
-        os.set_blocking(number, False)
-        self._number: int | None = number
-        self._lock = threading.Lock()
-
-    @property
-    def is_closed(self) -> bool:
-        return self._number is None
-
-    def read(self, size: int, wait_s: float, also: PipeEnd | None = None) -> bytes | None:
-        """Returns what has come, ``b""`` at the end, None if nothing comes in that time or ``also`` can be read."""
-        with self._lock:
-            if self._number is None:
-                return b""
-            ends = [self._number, *([also._number] if also and also._number is not None else [])]
-            _wait(ends, select.POLLIN, wait_s)
-            try:
-                data = os.read(self._number, size)
-            except BlockingIOError:
-                return None
-            if len(data) == _FIRST_PIPE_BYTES:
-                widen(self._number, _PIPE_BYTES)
-            return data
-
-    def write(self, data: memoryview, wait_s: float) -> int:
-        """Returns how many bytes were taken; 0 if none were in that time. Raises OSError if nobody reads any more."""
-        with self._lock:
-            if self._number is None:
-                raise BrokenPipeError("closed")
-            _wait([self._number], select.POLLOUT, wait_s)
-            try:
-                return os.write(self._number, data)
-            except BlockingIOError:
-                return 0
-
-    def splice(self, source: int, offset: int, size: int, wait_s: float) -> int:
-        """Does as ``write`` with bytes of a file, which the kernel hands on. Raises EOFError at the file's end."""
-        with self._lock:
-            if self._number is None:
-                raise BrokenPipeError("closed")
-            widen(self._number, _PIPE_BYTES)
-            _wait([self._number], select.POLLOUT, wait_s)
-            try:
-                moved = _hand_on(source, offset, size, self._number)
-            except BlockingIOError:
-                return 0
-        if not moved:
-            raise EOFError
-        if moved < min(size, _PIPE_BYTES // 4):
-            time.sleep(_DRAIN_S)
-        return moved
-
-    def close(self) -> None:
-        """Waits for another thread's call to end: at once where the other end is closed, else when its time is over."""
-        with self._lock:
-            if self._number is not None:
-                os.close(self._number)
-            self._number = None
-
-
-def _hand_on(source: int, offset: int, size: int, pipe: int) -> int:
-    if hasattr(os, "splice"):
-        try:
-            return os.splice(source, pipe, size, offset_src=offset)
-        except OSError as error:
-            if error.errno != errno.EINVAL:  # a file system that cannot
-                raise
-    return os.write(pipe, os.pread(source, min(size, _PIPE_BYTES), offset))
-
-
-def _wait(ends: list[int], for_what: int, wait_s: float) -> None:
-    poll = select.poll()
-    for end in ends:
-        poll.register(end, for_what)
-    poll.poll(wait_s * 1000)
-
-
-@dataclass(frozen=True)
-class Pipes:
-    """This process's ends of a command's streams."""
-
-    stdin: PipeEnd
-    stdout: PipeEnd
-    stderr: PipeEnd
-
-    @property
-    def are_closed(self) -> bool:
-        return self.stdout.is_closed and self.stderr.is_closed
-
-    def close(self) -> None:
-        for end in (self.stdin, self.stdout, self.stderr):
-            end.close()
-
-
-def open_pipes() -> tuple[tuple[int, int, int], Pipes]:
-    """Returns a command's ends of its stdin, stdout and stderr, and this process's. Raises OSError."""
-    ends: list[int] = []
-    try:
-        for _ in range(3):
-            ends += os.pipe()
-    except OSError:
-        for end in ends:
-            os.close(end)
-        raise
-    stdin, to_stdin, from_stdout, stdout, from_stderr, stderr = ends
-    return (stdin, stdout, stderr), Pipes(PipeEnd(to_stdin), PipeEnd(from_stdout), PipeEnd(from_stderr))
-
-
-class Session:
+class MuxSession:
     """A command on a shared connection, and how it ended."""
 
     def __init__(self, path: Path, command: str, timeout_s: float) -> None:

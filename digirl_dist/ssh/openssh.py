@@ -31,9 +31,9 @@ from digirl_dist.ssh import processes
 from digirl_dist.ssh.connection import Address, Connection, broken_at_start, for_login_shell, quote, too_many_channels
 from digirl_dist.ssh.host_keys import known_hosts_files
 from digirl_dist.ssh.login import check_key_file
-from digirl_dist.ssh.mux import Session, SessionRefused
-from digirl_dist.ssh.openssh_channel import OpenSshChannel, PipedSessions
+from digirl_dist.ssh.mux import MuxSession, SessionRefused
 from digirl_dist.ssh.openssh_log import Target, explain, fingerprint, last_words, unfinished
+from digirl_dist.ssh.piped import PipedChannel, PipedSessions
 from digirl_dist.storage.disk_full import require_space
 
 _NAME = "digirl-ssh-"
@@ -122,7 +122,7 @@ class OpenSshConnection(Connection):
             return False
         return True
 
-    def open(self, command: str | Sequence[str]) -> OpenSshChannel:
+    def open(self, command: str | Sequence[str]) -> PipedChannel:
         line = quote(command)
         try:
             session = self._session(for_login_shell(command), self._settings.connect_s + self._settings.silence_s)
@@ -133,14 +133,14 @@ class OpenSshConnection(Connection):
             why = self._master.ended(_ANSWER_S) or str(error)
             raise broken_at_start(self.worker, line, why) from error
         pace = self._settings.stall_s, 1024 * self._settings.slowest_kb_s
-        return OpenSshChannel(session, self.worker, line, *pace, self._master.ended)
+        return PipedChannel(session, self.worker, line, *pace, self._master.ended)
 
     def close(self) -> None:
         self._master.close()
         self._sessions.close()
 
-    def _session(self, line: str, timeout_s: float) -> Session:
-        return Session(self._master.socket, line, timeout_s)
+    def _session(self, line: str, timeout_s: float) -> MuxSession:
+        return MuxSession(self._master.socket, line, timeout_s)
 
 
 def connect_by_openssh(address: Address, settings: SshSettings) -> Connection:

@@ -29,7 +29,7 @@ from digirl_dist.protocol.messages import shortened
 from digirl_dist.protocol.relay import MOST_OF_REQUESTS, Fetch, Fetched, Tensor, decode, encode
 from digirl_dist.settings import SshSettings
 from digirl_dist.ssh.courier import CourierClient, Get
-from digirl_dist.ssh.openssh_channel import OpenSshChannel, ProcessSession
+from digirl_dist.ssh.piped import PipedChannel, ProcessSession
 
 _SAY_S = 0.5
 _CONNECT_S = 10
@@ -120,7 +120,7 @@ def fetch(folder: JobFolder, request: Fetch) -> None:
         known = _known_host(request)
         with _in_memory(known) as known_hosts, _in_memory(request.private_key) as identity:
             session = ProcessSession(_command(request, known_hosts, identity), os.environ)
-            channel = OpenSshChannel(session, "there", "ssh", math.inf, 1.0, lambda wait_s: None)
+            channel = PipedChannel(session, "there", "ssh", math.inf, 1.0, lambda wait_s: None)
             with CourierClient(channel, replace(SshSettings(), stall_s=math.inf)) as courier:
                 threading.Thread(target=fetcher.report, args=[courier], daemon=True).start()
                 fetcher.fetch(courier)

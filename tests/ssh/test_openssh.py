@@ -21,7 +21,7 @@ from digirl_dist.errors import HostKeyError, LinkLostError, LoginError, Settings
 from digirl_dist.settings import SshSettings, SshTransport
 from digirl_dist.ssh.connect import connect
 from digirl_dist.ssh.connection import Address, carrier
-from digirl_dist.ssh.mux import Session
+from digirl_dist.ssh.mux import MuxSession
 from digirl_dist.ssh.openssh import OpenSshConnection, _asked, _configuration
 from digirl_dist.ssh.openssh_log import Target, explain, fingerprint, last_words
 from digirl_dist.ssh.reachable import reach
@@ -168,7 +168,7 @@ def test_a_command_that_starts_while_the_connection_is_closed_keeps_no_descripto
     assert isinstance(link, OpenSshConnection)
     start, started = link._session, []
 
-    def close_meanwhile(line: str, timeout_s: float) -> Session:
+    def close_meanwhile(line: str, timeout_s: float) -> MuxSession:
         started.append(start(line, timeout_s))
         link.close()
         return started[0]

@@ -12,7 +12,7 @@ import pytest
 from process_watch import descriptors_left
 
 from digirl_dist.ssh import processes
-from digirl_dist.ssh.mux import open_pipes
+from digirl_dist.ssh.piped import open_pipes
 
 
 def test_pipes_that_are_refused_leave_no_descriptor_open() -> None:

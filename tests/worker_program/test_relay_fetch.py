@@ -13,7 +13,7 @@ from digirl_dist.protocol.job_folder import JobFolder
 from digirl_dist.protocol.relay import Answer, Offer, Tensor, decode, encode
 from digirl_dist.settings import SshSettings
 from digirl_dist.ssh.courier import CourierClient
-from digirl_dist.ssh.openssh_channel import OpenSshChannel, ProcessSession
+from digirl_dist.ssh.piped import PipedChannel, ProcessSession
 from digirl_dist.worker_program.relay_fetch import Fetcher, Refused
 
 pytestmark = pytest.mark.component
@@ -44,7 +44,7 @@ def fetched(folder: JobFolder, answers: bytes) -> Fetcher:
     said = folder.root / "answers"
     said.write_bytes(answers)
     session = ProcessSession(["sh", "-c", f"head -n {len(CONTENTS)} >/dev/null; cat {said}"], os.environ)
-    channel = OpenSshChannel(session, "there", "ssh", 60.0, 1.0, lambda wait_s: None)
+    channel = PipedChannel(session, "there", "ssh", 60.0, 1.0, lambda wait_s: None)
     fetcher = Fetcher(folder, [tensor(digest) for digest in CONTENTS])
     with CourierClient(channel, SshSettings()) as courier:
         fetcher.fetch(courier)
