@@ -13,6 +13,7 @@ import socket
 import sys
 import threading
 import time
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -21,8 +22,6 @@ from digirl_dist.protocol.job_folder import JobFolder
 from digirl_dist.protocol.messages import SlotLimits, StartJob
 from digirl_dist.rollout.emulator_process import Pipe, plain
 from digirl_dist.rollout.slot import Slot, State
-from digirl_dist.settings import RehearsalSettings
-from digirl_dist.settings.plugins import values
 from digirl_dist.tasks import Task
 from digirl_dist.trajectory import Observation, Transition
 from digirl_dist.types import Json
@@ -63,13 +62,13 @@ class Clock:
 class ClockSlot(Slot):
     """A slot whose emulator tells the clock how long it would have slept."""
 
-    def __init__(self, index: int, settings: RehearsalSettings, clock: Clock) -> None:
+    def __init__(self, index: int, device: Mapping[str, Any], clock: Clock) -> None:
         super().__init__(index, Path(), SlotLimits(), Path())
         ours, theirs = socket.socketpair()
         self.pipe, self._answers = Pipe(ours), Pipe(theirs)
         self._clock = clock
         self._slept = 0.0
-        self._emulator = RehearsalEmulator(**values(settings), sleep=self._sleep)
+        self._emulator = RehearsalEmulator(**device, sleep=self._sleep)
         self._enter(State.idle, "", float("inf"))
 
     def _sleep(self, seconds: float) -> None:
@@ -96,8 +95,8 @@ class ManyProgram(Program):
         self._clock = clock
 
     def _new_slots(self, job: StartJob, count: int) -> list[Slot]:
-        settings = unpack_file(self._blobs.file(job.emulator)).args[0]
-        return [ClockSlot(number, settings, self._clock) for number in range(count)]
+        device = unpack_file(self._blobs.file(job.emulator)).keywords
+        return [ClockSlot(number, device, self._clock) for number in range(count)]
 
 
 def main() -> None:
