@@ -25,6 +25,7 @@ AUTOUI = ["transformers>=5.0"]
 JUDGE = ENDPOINT = ["httpx>=0.27"]
 VLM = ["transformers>=5.0", "peft>=0.18"]
 OPENENV = ["starlette>=0.45", "uvicorn>=0.34", "websockets>=15"]  # OpenEnv itself is in whatever Python has it
+SKYRL = [*OPENENV, "skyrl-gym>=0.4"]
 TRL = ["kernels>=0.17; python_version>='3.11'", "trl>=1.16,<1.18; python_version>='3.11'"]
 RAY = ["ray>=2.40"]
 BRIDGES = ["rsl-rl-lib>=5.5,<6", "skrl>=2.1,<3", "stable-baselines3>=2.7"]
@@ -87,6 +88,7 @@ setup(
         "openenv": OPENENV,
         "ray": RAY,
         "serve": SERVE,
+        "skyrl": SKYRL,
         "trackio": TRACKIO,
         "trl": TRL,
         "view": VIEW,
@@ -108,6 +110,7 @@ setup(
             *OPENENV,
             *RAY,
             *SERVE,
+            *SKYRL,
             *TRL,
             *VIEW,
             *VLM,

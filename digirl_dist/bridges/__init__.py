@@ -1,1 +1,1 @@
-"""Adapters that give fleets and ranks to other libraries: skrl, rsl_rl, Stable-Baselines3, OpenEnv."""
+"""Adapters for other trainers and environments: skrl, rsl_rl, Stable-Baselines3, TRL, SkyRL, verifiers, OpenEnv."""

@@ -117,8 +117,7 @@ def openenv_fleet(
     With ``dry_run=true``, the workers are localhost ones behind real SSH servers. Raises SettingsError or WorkerError.
     """
     settings = configuration.load(config_path, config_name, overrides)
-    is_server = isinstance(settings.emulator, OpenEnvSettings)
-    packed, tasks, rewrite = _of_server(settings) if is_server else _of_emulator(settings)
+    packed, tasks, rewrite = _environment(settings)
     with machines(settings) as found:
         sessions = Sessions(found, packed, settings.limits, settings.seed)
         fleet = OpenEnvFleet(sessions, settings.emulator.name, tasks, rewrite)
@@ -130,24 +129,19 @@ def openenv_fleet(
 
 def task_api(overrides: Sequence[str]) -> TaskApi:
     """Returns the tasks of a configuration. Raises SettingsError."""
-    settings = configuration.load("config/multimachine", "host", overrides)
-    return (_of_server if isinstance(settings.emulator, OpenEnvSettings) else _of_emulator)(settings)[1]
+    return _environment(configuration.load("config/multimachine", "host", overrides))[1]
 
 
-def _of_emulator(settings: Settings) -> tuple[bytes, TaskApi, Rewrite]:
+def _environment(settings: Settings) -> tuple[bytes, TaskApi, Rewrite]:
     """Returns what makes a session on a worker, its tasks, and what its resets are asked."""
+    emulator = settings.emulator
+    if isinstance(emulator, OpenEnvSettings):  # which reads what its client asks
+        tasks = TaskApi({split.value: emulator.tasks(settings.task_set, split.value) for split in TaskSplit})
+        return pack(partial(HostedServer, emulator.server(), settings.limits.reset_s)), tasks, lambda data: data
     devices = {split.value: _device(settings, split) for split in TaskSplit}
     device, tasks = devices["train"], TaskApi({split: each.tasks for split, each in devices.items()})
     make = partial(EmulatorSession, pack(device.factory), slot_limits(settings.limits), device.max_steps)
     return pack(make), tasks, tasks.begin
-
-
-def _of_server(settings: Settings) -> tuple[bytes, TaskApi, Rewrite]:
-    """As ``_of_emulator``. An OpenEnv environment reads what its client asks."""
-    emulator = settings.emulator
-    assert isinstance(emulator, OpenEnvSettings)
-    tasks = TaskApi({split.value: emulator.tasks(settings.task_set, split.value) for split in TaskSplit})
-    return pack(partial(HostedServer, emulator.server(), settings.limits.reset_s)), tasks, lambda data: data
 
 
 def _device(settings: Settings, split: TaskSplit) -> Device:

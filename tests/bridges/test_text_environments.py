@@ -1,0 +1,72 @@
+"""Environments of a fleet in trainers that have a loop of their own: SkyRL's and TRL's GRPO."""
+
+from __future__ import annotations
+
+import random
+import signal
+from functools import partial
+
+import psutil
+import pytest
+from process_watch import command_line, descendants_with
+from tiny_model import TAPS
+
+from digirl_dist.bridges.openenv import openenv_fleet
+from digirl_dist.bridges.trl_environment import FleetEnvironment
+from digirl_dist.errors import EmulatorError
+
+pytestmark = pytest.mark.system
+
+PHONE = ["dry_run=true", "emulator=phone", "task_set=easy", "max_steps=2"]
+
+
+def kill_a_worker() -> None:
+    victims = [one for one in descendants_with("digirl_dist.ssh.localhost_server") if _is_first(one)]
+    victims[0].send_signal(signal.SIGKILL)
+
+
+def _is_first(process: psutil.Process) -> bool:
+    return command_line(process).endswith("localhost-0")
+
+
+def test_skyrls_environments_play_on_when_a_worker_is_killed_and_raise_when_all_are() -> None:
+    skyrl_gym = pytest.importorskip("skyrl_gym")
+    from digirl_dist.bridges.skyrl import FleetTextEnv
+
+    draws, returns = random.Random(0), []
+    with openenv_fleet([*PHONE, "limits.episode_attempts=2"]) as fleet:
+        skyrl_gym.register("phone", partial(FleetTextEnv, fleet))
+        envs = [skyrl_gym.make("phone", env_config={}, extras={"split": "train", "index": 1}) for _ in range(2)]
+        for episode in range(10):
+            chats = [env.init([{"role": "system", "content": "Tap."}])[0] for env in envs]
+            assert (chats[0] == chats[1] and "Open" in chats[0][1]["content"]) or "Go to" in chats[0][1]["content"]
+            if episode == 5:
+                kill_a_worker()
+            done, total = False, 0.0
+            while not done:
+                answers = [env.step(text) for env, text in zip(envs, [draws.choice(TAPS)] * 2, strict=True)]
+                assert answers[0] == answers[1], "equal rows start alike, on every worker"
+                done, total = answers[0]["done"], total + answers[0]["reward"]
+            returns.append(total)
+        assert len(fleet.moved) == 1 and len(returns) == 10
+        fleet._sessions._machines["localhost-1"].connection.close()
+        with pytest.raises(EmulatorError, match="no worker is left"):
+            envs[0].init([])
+        for env in envs:
+            env.close()
+
+
+def test_trls_environment_has_a_tool_and_no_reward_once_it_is_lost() -> None:
+    with openenv_fleet([*PHONE, "dry_run_workers=1", "limits.episode_attempts=2"]) as fleet:
+        one, other = FleetEnvironment(fleet), FleetEnvironment(fleet, pictures=True)
+        row = {"prompt": [{"role": "user", "content": "Do it."}], "split": "train", "index": 2}
+        first = one.reset(**row)
+        picture, told = other.reset(**row)
+        assert told["text"] == first and picture["image"].size[0] > 0
+        assert one.get_reward() == 0.0
+        assert not one.act('{"type": "tap", "x": 0.9, "y": 0.99}').endswith("over.")
+        assert one.act("anything").endswith("The episode is over.") and "is over" in one.act("more")
+        fleet._sessions._machines["localhost-0"].connection.close()
+        with pytest.raises(EmulatorError, match="given up after 2 .*localhost-0"):
+            other.act("wait")
+        assert other.get_reward() is None, "TRL leaves an episode without a reward out"
