@@ -8,10 +8,11 @@ import shutil
 import signal
 import sys
 from collections.abc import Iterator
+from pathlib import Path
 
 import hypothesis
 import pytest
-from layers import LAYERS, UNIT, guarded, layer
+from layers import LAYERS, UNIT, guarded, layer, may_have
 
 from benchmarks.sshd import SBIN
 
@@ -27,14 +28,15 @@ hypothesis.settings.register_profile("unhurried", deadline=None)  # else a loade
 hypothesis.settings.load_profile("unhurried")
 
 
-if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
-    # A shell has what it runs in the background ignore it, and so would all that tests start and interrupt.
-    signal.signal(signal.SIGINT, signal.default_int_handler)
-
-
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--layer", choices=LAYERS, help="run the tests of this layer only")
     parser.addoption("--nightly", choices=("too", "only", "never"), default="too", help="tests marked nightly")
+
+
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    wanted = config.getoption("layer")
+    is_module = collection_path.name.startswith("test_") and collection_path.suffix == ".py"
+    return True if wanted and is_module and not may_have(collection_path, wanted) else None
 
 
 @pytest.hookimpl(tryfirst=True)  # before xdist reads the groups

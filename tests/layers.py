@@ -5,11 +5,13 @@ A test is a unit test unless its module (``pytestmark``) or itself is marked ``c
 
 from __future__ import annotations
 
+import re
 import sys
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -25,6 +27,13 @@ FORBIDDEN = {**dict.fromkeys(_STARTS, "started a process"), **dict.fromkeys(_OPE
 def layer(item: pytest.Item) -> str:
     """Returns the layer of a test; a mark on the test itself comes before that of its module."""
     return next((mark.name for mark in item.iter_markers() if mark.name in LAYERS), UNIT)
+
+
+def may_have(module: Path, wanted: str) -> bool:
+    """Whether a module has tests of a layer, by its text: without any it need not be imported, which takes seconds."""
+    text = module.read_text()
+    whole = re.search(r"^pytestmark = .*\bmark\.(component|system)\b", text, re.MULTILINE)
+    return wanted == (whole[1] if whole else UNIT) or f"mark.{wanted}" in text
 
 
 @dataclass

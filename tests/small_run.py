@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import atexit
 import io
 import json
+import os
+import shutil
+import tempfile
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -63,11 +68,27 @@ def episode(iteration: int, index: int, success: bool, steps: int = 3, words: st
 
 
 def make_run(folder: Path, iterations: int = 3, episodes: int = 6, seed: int = 0, **settings: Any) -> Path:
-    """Trains a tiny device policy with real updates. Of ticket k of iteration i, i + k % 2 decides about success."""
-    composed = compose("host", {"agent": {"name": "device", "width": 8}, "seed": seed, "dry_run": True, **settings})
+    """Trains a tiny device policy with real updates. Of ticket k of iteration i, i + k % 2 decides about success.
+
+    The second run of the same settings in a process is a copy of the first.
+    """
+    made = _made(iterations, episodes, seed, json.dumps(settings))
+    shutil.copytree(made, folder, symlinks=True)
+    config = (folder / "config.yaml").read_text()
+    (folder / "config.yaml").write_text(config.replace(f"save_path: {made}", f"save_path: {folder}"))
+    return folder
+
+
+@cache
+def _made(iterations: int, episodes: int, seed: int, settings: str) -> Path:
+    folder = Path(tempfile.mkdtemp(prefix="digirl-dist-small-run-"))
+    maker = os.getpid()
+    atexit.register(lambda: os.getpid() == maker and shutil.rmtree(folder))  # not at the end of a forked child
+    composed = compose(
+        "host", {"agent": {"name": "device", "width": 8}, "seed": seed, "dry_run": True, **json.loads(settings)}
+    )
     composed = replace(composed, save_path=str(folder), train_iterations=iterations, rollout_size=episodes)
     device = build_device(composed, composed.emulator)
-    folder.mkdir(parents=True)
     (folder / "config.yaml").write_text(configuration.to_yaml(composed))
     checkpoints = Checkpoints(folder / "checkpoints", policy=describe_policy(composed, device.spec))
     agent, algorithm = agent_plugin(composed).build(device.spec), build_algorithm(composed, device)

@@ -86,6 +86,7 @@ class OnlyTwo(Counter):
         raise MemoryError("no room for another device")
 
 
+@pytest.mark.nightly
 @pytest.mark.component
 @pytest.mark.parametrize("kind", [Parallel.single, Parallel.host])
 def test_slots_that_do_not_boot_are_given_up_and_the_episodes_come_home(tmp_path: Path, kind: Parallel) -> None:

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from layers import COMPONENT, SYSTEM, UNIT, guarded, layer
+from layers import COMPONENT, LAYERS, SYSTEM, UNIT, guarded, layer, may_have
 
 
 def start() -> None:
@@ -85,6 +85,20 @@ def test_threads_of_earlier_tests_may_go_on() -> None:
     with guarded():
         go.set()
         assert done.wait(30)
+
+
+@pytest.mark.parametrize(
+    ("text", "found"),
+    [
+        ("import pytest\n", {UNIT}),
+        ("@pytest.mark.component\n", {UNIT, COMPONENT}),
+        ("pytestmark = pytest.mark.system\n", {SYSTEM}),
+        ("pytestmark = [pytest.mark.long, pytest.mark.system]\n@pytest.mark.unit\n", {UNIT, SYSTEM}),
+    ],
+)
+def test_a_module_without_a_test_of_the_layer_is_not_imported(tmp_path: Path, text: str, found: set[str]) -> None:
+    (tmp_path / "test_it.py").write_text(text)
+    assert {one for one in LAYERS if may_have(tmp_path / "test_it.py", one)} == found
 
 
 @pytest.mark.component

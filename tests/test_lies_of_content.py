@@ -216,6 +216,7 @@ def test_a_soak_has_a_mode_for_each_way_to_run_for_long() -> None:
     assert grows("descriptors", 30, 33) and not grows("descriptors", 30, 31)
 
 
+@pytest.mark.nightly
 @pytest.mark.system
 @pytest.mark.timeout(400)
 @pytest.mark.long(45)

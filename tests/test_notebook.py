@@ -9,7 +9,7 @@ import pytest
 from jupyter_client.manager import AsyncKernelManager
 from nbclient import NotebookClient
 
-pytestmark = [pytest.mark.system, pytest.mark.long(30), pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.system, pytest.mark.nightly, pytest.mark.long(30), pytest.mark.timeout(900)]
 
 NOTEBOOK = Path(__file__).parent.parent / "examples" / "tour.ipynb"
 

@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import paramiko
 import psutil
@@ -143,8 +144,13 @@ MODES: dict[Callable[[Path], Seen], set[str]] = {
 """What may listen on loopback in each, by design."""
 
 
+def _nightly(mode: Callable[[Path], Seen]) -> Any:
+    """What listens there is Google's own, or the same as in ``trainer_torchrun``."""
+    return pytest.param(mode, marks=pytest.mark.nightly)
+
+
 @pytest.mark.long(40)
-@pytest.mark.parametrize("mode", MODES, ids=[mode.__name__ for mode in MODES])
+@pytest.mark.parametrize("mode", [over_ssh, trainer_torchrun, *map(_nightly, (ranks, android))])
 def test_nothing_listens_that_another_user_could_use(
     mode: Callable[[Path], Seen], tmp_path: Path, request: pytest.FixtureRequest
 ) -> None:

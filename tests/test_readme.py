@@ -113,6 +113,7 @@ def test_ones_own_environment_and_agent_run_over_ssh(checkout: Path) -> None:
     nothing_is_left_of(checkout)
 
 
+@pytest.mark.nightly
 @pytest.mark.long(120)
 @pytest.mark.timeout(900)
 def test_the_demo_learns_on_a_fresh_machine(checkout: Path) -> None:

@@ -106,6 +106,7 @@ def test_a_run_that_stopped_early_does_not_count_as_finished(tmp_path: Path) -> 
     assert (curve.learned, curve.episodes) == ([0, 10], 20)
 
 
+@pytest.mark.nightly
 @pytest.mark.component
 def test_every_planned_run_composes_and_only_equal_ones_share_a_folder(tmp_path: Path) -> None:
     planned = [run for group in groups(tmp_path) for run in runs_of(group, [0, 1, 2], tmp_path)]

@@ -78,6 +78,7 @@ def test_what_is_no_action_waits(answer: str) -> None:
     assert read_or_wait(answer) == DeviceAction("wait")
 
 
+@pytest.mark.component
 @settings(max_examples=50, deadline=None)
 @given(st.text() | st.sampled_from(["{", '{"type": "tap", "x": ', "tap(", '"action_type": "touch_point": ']))
 def test_nothing_that_a_model_writes_raises(answer: str) -> None:

@@ -249,6 +249,7 @@ def test_it_learns_offline_from_digirls_files(kind: str, folders: Path, tmp_path
     assert {"image_dense.weight", "gate_dense.weight", "shared.weight", "lm_head.weight"} <= set(moved)
 
 
+@pytest.mark.nightly
 @pytest.mark.system
 @pytest.mark.timeout(300)  # host and worker each import transformers
 def test_a_run_over_ssh_stores_what_was_asked_and_said(folders: Path, tmp_path: Path) -> None:

@@ -29,6 +29,7 @@ WORDS = (
 )
 
 
+@pytest.mark.nightly
 @pytest.mark.timeout(600)
 def test_it_trains_through_a_server_and_ends_with_one_line_when_that_stays_away(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]

@@ -163,6 +163,7 @@ def policies(running: Engine, agent: VlmAgent, folder: Path) -> Iterator[tuple[E
         events.close()
 
 
+@pytest.mark.nightly
 def test_versions_come_and_go_and_a_server_that_was_started_again_gets_its_weights_back(
     folder: Path, tmp_path: Path
 ) -> None:

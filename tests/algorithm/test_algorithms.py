@@ -154,19 +154,6 @@ def test_filtered_bc_without_a_success_leaves_the_policy_as_it_is() -> None:
     assert figures["kept_trajectories"] == 0.0
 
 
-def test_steps_that_changed_nothing_are_told_from_those_that_did() -> None:
-    same, other = np.zeros(2, np.float32), np.ones(2, np.float32)
-    seen = [same, same, other, other]
-    rewards = [0.0, 0.0, 0.0, 1.0]
-    steps = [
-        Step(Observation("a", b"png", vector), 0, -1.0, reward, False, False)
-        for vector, reward in zip(seen, rewards, strict=True)
-    ]
-    final = Observation("a", b"png", other)
-    trajectory = Trajectory(Ticket(0, 0, Task("t"), 0, 0), "e", "w", 0, steps, final, True)
-    assert on_the_way(trajectory) == [False, True, False, True]
-
-
 @pytest.mark.parametrize("drops, kept", [(True, 1), (False, 2)])
 def test_filtered_bc_imitates_a_step_that_changed_nothing_only_if_one_asks_for_it(drops: bool, kept: int) -> None:
     """The first of two needed actions leaves no trace."""

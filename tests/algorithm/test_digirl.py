@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
@@ -17,7 +16,6 @@ from user_classes import Coin, Counter
 
 from digirl_dist.algorithm.advantages import (
     doubly_robust_advantages,
-    instruction_advantages,
     released_advantages,
     returns_to_go,
 )
@@ -26,7 +24,6 @@ from digirl_dist.algorithm.hindsight import Experience, Hindsight
 from digirl_dist.algorithm.selection import held_out, top_quantile
 from digirl_dist.algorithm.table import HELD_OUT, IN_LOOPS
 from digirl_dist.algorithm.values import SuccessValue, calibration_error, calibration_gaps, two_class_loss
-from digirl_dist.errors import TrainingError
 from digirl_dist.settings import DigirlSettings, ValueSettings
 from digirl_dist.tasks import Task, Ticket
 from digirl_dist.trajectory import Observation, Step, Trajectory
@@ -266,17 +263,6 @@ def test_while_it_warms_up_only_the_values_learn() -> None:
     assert algorithm.update(batch(0), batch(0)).figures["kept_steps"] > 0
 
 
-def test_the_last_step_is_judged_by_its_outcome_alone() -> None:
-    assert doubly_robust_advantages(np.array([0.0, 1.0]), np.array([0.9, 0.9, 0.9]), 0.5)[-1] == 1.0
-
-
-@given(arrays.arrays(np.float64, 8, elements=UNIT), arrays.arrays(np.float64, 8, elements=UNIT))
-def test_the_instruction_advantage_is_the_return_beyond_what_was_expected(
-    rewards: np.ndarray, values: np.ndarray
-) -> None:
-    assert np.allclose(instruction_advantages(rewards, values), [r - v for r, v in zip(rewards, values, strict=True)])
-
-
 @given(
     arrays.arrays(np.float64, (6, 2), elements=st.floats(-5, 5)), st.lists(st.integers(0, 1), min_size=6, max_size=6)
 )
@@ -310,15 +296,6 @@ def test_a_value_function_learns_what_succeeds() -> None:
     assert of_lost < 0.1 < 0.9 < of_won
 
 
-def test_it_learns_the_action_that_succeeds() -> None:
-    algorithm = made()
-    before = algorithm._agent.log_prob([], [1]).item()
-    for seed in range(5):
-        figures, _ = algorithm.update(batch(seed), batch(seed))
-    assert figures["kept_trajectories"] > 0 and figures["kept_steps"] > 0
-    assert algorithm._agent.log_prob([], [1]).item() > before
-
-
 def test_value_functions_read_what_the_agent_gives_them_in_place_of_its_features() -> None:
     class Blind(Coin):
         """Its features are the same everywhere."""
@@ -338,22 +315,3 @@ def test_value_functions_read_what_the_agent_gives_them_in_place_of_its_features
     algorithm.update([*won_at_once, *lost_later], [*won_at_once, *lost_later])
     at_first, later = algorithm._step_value(torch.eye(3)[torch.tensor([[0, 0], [0, 1]])].flatten(1)).tolist()
     assert later < 0.1 < 0.4 < at_first < 0.6
-
-
-def test_continuing_from_its_state_is_continuing() -> None:
-    algorithm = made()
-    algorithm.update(batch(0), batch(0))
-    weights, state = copy.deepcopy(algorithm._agent.state_dict()), copy.deepcopy(algorithm.state_dict())
-    figures, _ = algorithm.update(batch(1), batch(1))
-    other = DigiRL(Coin(Counter.spec), DigirlSettings(step_value=ValueSettings(epochs=2)), seed=99)
-    other._agent.load_state_dict(weights)
-    other.load_state_dict(state)
-    assert other.update(batch(1), batch(1)).figures == figures
-    assert torch.equal(other._agent.state_dict()["logits"], algorithm._agent.state_dict()["logits"])
-
-
-def test_a_loss_that_is_no_number_stops_it() -> None:
-    algorithm = made()
-    algorithm._agent.load_state_dict({"logits": torch.tensor([0.0, float("nan")])})
-    with pytest.raises(TrainingError, match="actor's loss"):
-        algorithm.update(batch(0), batch(0))

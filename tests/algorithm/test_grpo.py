@@ -65,6 +65,7 @@ def test_differences_that_are_tiny_beside_the_returns_are_no_advantage() -> None
     assert group_advantages(np.array([0.0, 0.0, 0.0, 1.0])).max() == pytest.approx(3**0.5, rel=1e-3)
 
 
+@pytest.mark.component
 @given(vectors(LOG_PROB), vectors(LOG_PROB), vectors(st.floats(-2, 2, width=32)), vectors(UNIT), UNIT, st.floats(0, 2))
 def test_the_clipped_loss_is_that_of_its_formula(
     new: np.ndarray, old: np.ndarray, advantages: np.ndarray, weights: np.ndarray, low: float, high: float

@@ -67,18 +67,6 @@ def test_a_step_is_that_of_adam_on_the_clipped_gradient() -> None:
     np.testing.assert_allclose(weight.detach().numpy(), expected, atol=1e-5)
 
 
-def test_never_more_rows_than_wanted() -> None:
-    seen: list[int] = []
-    weight = parameter()
-
-    def loss_of(batch: list[int]) -> torch.Tensor:
-        seen.extend(batch)
-        return (ROWS[batch] @ weight).mean()
-
-    MinibatchOptimizer([weight], OptimizerSettings(epochs=5, max_examples=20), 0, "the loss").fit(12, loss_of)
-    assert len(seen) == 20
-
-
 @pytest.mark.parametrize(("scale", "said"), [(1e9, "beyond 1e\\+04"), (float("nan"), "became nan")])
 def test_an_exploding_loss_stops_before_it_moves_anything(scale: float, said: str) -> None:
     weight = parameter()

@@ -85,6 +85,7 @@ print(garbage.exists())
 """
 
 
+@pytest.mark.nightly
 @pytest.mark.long(20)
 def test_a_fleet_that_nobody_closed_ends_with_its_process_or_as_garbage_and_a_forked_child_leaves_it(
     tmp_path: Path,

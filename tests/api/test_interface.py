@@ -112,6 +112,7 @@ def test_an_episode_has_its_steps_and_pictures(folder: Path) -> None:
         Run(folder).episode("t9.9")
 
 
+@pytest.mark.component
 def test_a_policy_acts_in_three_lines(folder: Path) -> None:
     policy = Run(folder).policy()
     decision = policy.act(Observation("open the clock", episode(0, 0, True).steps[0].observation.image), seed=3)
@@ -216,6 +217,7 @@ def test_an_episode_that_is_to_be_judged_is_found_with_its_verdict(tmp_path: Pat
     assert run.episodes().table["success"].to_pylist() == [True] and run.episode("t0.4").reward == 1.0
 
 
+@pytest.mark.component
 def test_threads_may_share_a_run_and_processes_may_be_sent_its_episodes(tmp_path: Path) -> None:
     folder = make_run(tmp_path / "run", iterations=1)
     for number in range(1, 30):

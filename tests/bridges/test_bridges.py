@@ -84,6 +84,7 @@ def test_no_version_is_allowed_that_lacks_what_is_used(package: str, fits: str, 
     assert fits in Requirement(wanted).specifier and lacks not in Requirement(wanted).specifier
 
 
+@pytest.mark.nightly
 @pytest.mark.system
 @pytest.mark.long
 def test_runners_of_other_libraries_learn_together_on_two_ranks(tmp_path: Path) -> None:

@@ -44,6 +44,7 @@ def travelled(thing: Any) -> Any:
     return msgspec.msgpack.decode(encode(thing), ext_hook=from_array, strict=False)
 
 
+@pytest.mark.component
 @given(THINGS)
 def test_what_travels_comes_as_it_was(thing: Any) -> None:
     np.testing.assert_equal(travelled(thing), thing)
@@ -400,6 +401,7 @@ def test_workers_that_were_reached_are_left_where_another_is_not(monkeypatch: py
     assert told == ["reached", "left"]
 
 
+@pytest.mark.nightly
 @pytest.mark.system
 @pytest.mark.long
 @pytest.mark.timeout(900)

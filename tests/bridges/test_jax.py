@@ -15,6 +15,8 @@ from digirl_dist.bridges.vector import ranked_vector
 from digirl_dist.errors import SettingsError
 from digirl_dist.train.__main__ import main
 
+pytestmark = pytest.mark.long_file(90)
+
 PROGRAM = str(Path(__file__).parent / "skrl_jax_ranks.py")
 LAUNCHER = [sys.executable, "-m", "digirl_dist.parallel.jax", "--nproc_per_node=2"]
 NOWHERE = "http://127.0.0.1:9"
@@ -40,7 +42,6 @@ def found(folder: Path, who: str) -> dict[str, Any]:
 
 @pytest.mark.system
 @pytest.mark.timeout(700)  # two launches
-@pytest.mark.long(90)
 def test_c2_ranks_hold_the_same_bits_and_what_one_process_learns_from_all_their_rows(folder: Path) -> None:
     first, second, one = (found(folder, who)["weights"] for who in ("rank0", "rank1", "one"))
     assert first == second

@@ -99,6 +99,7 @@ def test_init_writes_one_file_to_edit_which_the_other_configurations_build_on(
     assert "10.1.2.3" in path.read_text()
 
 
+@pytest.mark.nightly
 @pytest.mark.component
 def test_files_are_utf8_whatever_the_locale(tmp_path: Path) -> None:
     run = make_run(tmp_path / "run", iterations=1)
@@ -146,6 +147,7 @@ def test_words_that_nothing_would_read_are_refused(
     assert said.format(run=tmp_path) in capsys.readouterr().err
 
 
+@pytest.mark.component
 def test_the_configuration_in_a_run_folder_is_one_to_start_from(tmp_path: Path) -> None:
     settings = configuration.load(HERE, "host", ["emulator=gymnasium", "emulator.id=A-v0", "bsize=3"])
     (tmp_path / "config.yaml").write_text(configuration.to_yaml(settings))

@@ -20,7 +20,7 @@ from digirl_dist.rollout.slot import ACTIVITIES
 from digirl_dist.tasks import Key, Round
 
 pytestmark = [pytest.mark.system, pytest.mark.long]
-RAY = pytest.param(Kind.ray, marks=pytest.mark.ray)
+RAY = pytest.param(Kind.ray, marks=[pytest.mark.ray, pytest.mark.nightly])
 KINDS = [Kind.inline, Kind.fleet, RAY]
 """Where the policy acts is the business of test_inference.py, but for what both sides must have in common."""
 HERE = [Kind.inline, Kind.fleet]

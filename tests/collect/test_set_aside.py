@@ -401,6 +401,7 @@ def test_a_fleet_that_fails_again_and_again_after_all_went_well_comes_to_an_end(
     assert clock.now > LIMITS.no_worker_s
 
 
+@pytest.mark.component
 @pytest.mark.parametrize("letter", ["x", "\N{GRINNING FACE}", "\0"])
 def test_events_of_a_worker_are_bounded_by_their_bytes(letter: str) -> None:
     """`unknown_file` 19 times a second with long reasons, and losses as often as a worker may come back."""

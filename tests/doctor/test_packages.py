@@ -50,6 +50,7 @@ def wheel(folder: Path) -> Path:
     return path
 
 
+@pytest.mark.nightly
 @pytest.mark.timeout(300)
 def test_a_package_of_the_environments_is_installed_and_tried_there(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -105,11 +105,7 @@ def test_a_registered_environment_is_found_by_its_id() -> None:
     assert (spec.vector_size, spec.image_size) == (4, None)
 
 
-def test_kwargs_reach_the_environment() -> None:
-    settings = GymnasiumSettings(id="FrozenLake-v1", kwargs={"map_name": "8x8"})
-    assert gymnasium_spec(settings.factory()).vector_size == 64
-
-
+@pytest.mark.component
 def test_atari_gives_screenshots() -> None:
     factory = GymnasiumSettings(id="ALE/Pong-v5").factory()
     spec = gymnasium_spec(factory)
@@ -125,11 +121,31 @@ def test_without_ale_py_the_extra_to_install_is_named(monkeypatch: pytest.Monkey
         GymnasiumSettings(id="ALE/Pong-v5").factory()
 
 
-def test_an_unknown_id_is_refused_with_the_nearest_names() -> None:
-    with pytest.raises(SettingsError, match="'CartPool-v1'.*CartPole-v1"):
-        GymnasiumSettings(id="CartPool-v1").factory()
+@pytest.mark.parametrize(
+    ("chosen", "told"),
+    [
+        ({"id": "CartPool-v1"}, "'CartPool-v1'.*CartPole-v1"),
+        ({}, r"needs emulator\.id, as CartPole-v1, or emulator\.entry_point"),
+        (
+            {"id": "Pong-v5", "entry_point": "my:Env"},
+            r"id=Pong-v5 and .*=my:Env name two environments: set",
+        ),
+        ({"id": "MiniGrid-X-v0"}, r"minigrid:MiniGrid-X-v0.*pip install minigrid.*emulator.packages=\[minigrid\]"),
+        ({"id": "highway_env:X-v0"}, r"'highway_env'.*pip install highway-env.*emulator.packages=\[highway-env\]"),
+        ({"id": "FlappyBird-v0"}, r"'FlappyBird-v0'.*; write flappy_bird_gymnasium:FlappyBird-v0"),
+        ({"entry_point": "no_such_file:MyEnv"}, "no_such_file"),
+        ({"entry_point": "corridor_of_the_user:Corridoor"}, "defines no Corridoor"),
+        ({"entry_point": "corridor_of_the_user"}, "module:name"),
+    ],
+)
+def test_what_names_no_environment_is_refused_with_the_remedy(
+    chosen: dict[str, str], told: str, user_folder: Path
+) -> None:
+    with pytest.raises(SettingsError, match=told):
+        GymnasiumSettings(**chosen).factory()
 
 
+@pytest.mark.component
 def test_minigrid_is_played_with_its_mission_as_the_text() -> None:
     emulator = GymnasiumSettings(id="minigrid:MiniGrid-Empty-5x5-v0").factory()()
     seen = emulator.reset(TASK, seed=0)
@@ -137,25 +153,6 @@ def test_minigrid_is_played_with_its_mission_as_the_text() -> None:
     assert seen.vector is not None and seen.vector.tolist() == [1, 0, 0, 0], "it looks to the right"
     assert emulator.step(2).reward == 0.0
     assert "MiniGrid-Empty-5x5-v0" in gymnasium.registry
-
-
-def test_neither_an_id_nor_a_class_is_refused_and_so_are_both() -> None:
-    with pytest.raises(SettingsError, match=r"needs emulator\.id, as CartPole-v1, or emulator\.entry_point"):
-        GymnasiumSettings().factory()
-    with pytest.raises(SettingsError, match=r"id=Pong-v5 and .*=my:Env name two environments: set emulator\.id=null"):
-        GymnasiumSettings(id="Pong-v5", entry_point="my:Env").factory()
-
-
-def test_an_id_of_a_package_is_refused_with_how_to_name_and_install_it() -> None:
-    told = r"minigrid:MiniGrid-X-v0.*pip install minigrid.*emulator.packages=\[minigrid\]"
-    with pytest.raises(SettingsError, match=told):
-        GymnasiumSettings(id="MiniGrid-X-v0").factory()
-    with pytest.raises(
-        SettingsError, match=r"'highway_env'.*pip install highway-env.*emulator.packages=\[highway-env\]"
-    ):
-        GymnasiumSettings(id="highway_env:X-v0").factory()
-    with pytest.raises(SettingsError, match=r"'FlappyBird-v0'.*; write flappy_bird_gymnasium:FlappyBird-v0"):
-        GymnasiumSettings(id="FlappyBird-v0").factory()
 
 
 @pytest.mark.parametrize(
@@ -246,19 +243,6 @@ def test_a_worker_runs_the_users_environment_without_the_users_file(
         check=False,
     )
     assert (ran.stdout.split(), ran.stderr) == (["1.0", "True", "True"], "")
-
-
-@pytest.mark.parametrize(
-    ("entry_point", "complaint"),
-    [
-        ("no_such_file:MyEnv", "no_such_file"),
-        ("corridor_of_the_user:Corridoor", "defines no Corridoor"),
-        ("corridor_of_the_user", "module:name"),
-    ],
-)
-def test_a_wrong_entry_point_says_what_is_wrong(entry_point: str, complaint: str, user_folder: Path) -> None:
-    with pytest.raises(SettingsError, match=complaint):
-        GymnasiumSettings(entry_point=entry_point).factory()
 
 
 def test_an_environment_that_cannot_be_built_is_a_wrong_setting() -> None:
@@ -433,22 +417,21 @@ def test_a_wrong_value_is_named_with_environment_and_key(value: Any, message: st
         GymnasiumEmulator(lambda: env).reset(TASK, seed=0)
 
 
-def test_a_missing_entry_a_misshapen_picture_and_a_reward_of_nan_are_named() -> None:
+PICTURE = np.zeros((4, 4, 3), np.uint8)
+
+
+@pytest.mark.parametrize(
+    ("seen", "told"),
+    [
+        ({"picture": PICTURE}, "speed of its observation is missing"),
+        ({"speed": 7, "picture": PICTURE}, "speed of its observation is 7, which is not in Discrete"),
+        ({"speed": 1, "picture": np.zeros((4, 5, 3), np.uint8)}, "picture of its observation has the shape"),
+    ],
+)
+def test_a_missing_or_misshapen_entry_is_named(seen: dict[str, Any], told: str) -> None:
     space = spaces.Dict(speed=spaces.Discrete(3), picture=spaces.Box(0, 255, (4, 4, 3), np.uint8))
-    env = recorder(space, seen={"picture": np.zeros((4, 4, 3), np.uint8)})
-    emulator = GymnasiumEmulator(lambda: env)
-    with pytest.raises(EmulatorError, match="Recorder: speed of its observation is missing"):
-        emulator.reset(TASK, seed=0)
-    env.seen = {"speed": 7, "picture": np.zeros((4, 4, 3), np.uint8)}
-    with pytest.raises(EmulatorError, match="Recorder: speed of its observation is 7, which is not in Discrete"):
-        emulator.reset(TASK, seed=0)
-    env.seen = {"speed": 1, "picture": np.zeros((4, 5, 3), np.uint8)}
-    with pytest.raises(EmulatorError, match="Recorder: picture of its observation has the shape"):
-        emulator.reset(TASK, seed=0)
-    env.seen["picture"], env.reward = np.zeros((4, 4, 3), np.uint8), float("nan")
-    emulator.reset(TASK, seed=0)
-    with pytest.raises(EmulatorError, match="Recorder: its reward is nan"):
-        emulator.step(0)
+    with pytest.raises(EmulatorError, match=f"Recorder: {told}"):
+        GymnasiumEmulator(lambda: recorder(space, seen=seen)).reset(TASK, seed=0)
 
 
 class OfOldGym(Recorder):
@@ -469,7 +452,7 @@ def test_an_environment_of_the_old_gym_is_named() -> None:
         emulator.step(0)
 
 
-@pytest.mark.parametrize("reward", [None, "much", np.ones(2), float("-inf")])
+@pytest.mark.parametrize("reward", [None, "much", np.ones(2), float("-inf"), float("nan")])
 def test_a_reward_that_is_no_number_is_named(reward: Any) -> None:
     env = recorder(seen=1)
     env.reward = reward

@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from digirl_dist.emulator.phone import MAX_STEPS, PHONE_SPEC, DemoPhone, layout, phone_tasks
-from digirl_dist.emulator.phone.apps import APPS, Button, Field, Switch, Widget, app_named
-from digirl_dist.errors import ActionError, EmulatorError, SettingsError
+from digirl_dist.emulator.phone import MAX_STEPS, DemoPhone, layout, phone_tasks
+from digirl_dist.emulator.phone.apps import APPS, Button, Switch, Widget, app_named
+from digirl_dist.errors import EmulatorError, SettingsError
 from digirl_dist.settings import PhoneSettings
 from digirl_dist.tasks import Task
 from digirl_dist.trajectory import Observation
@@ -53,6 +53,7 @@ def solution(goal: dict[str, Json]) -> list[Json]:
     return actions
 
 
+@pytest.mark.component
 @pytest.mark.parametrize("task", ALL_TASKS, ids=lambda task: f"{task.id}: {task.instruction}")
 def test_a_task_is_solved_by_who_knows_the_phone(task: Task) -> None:
     emulator, actions = phone(), solution(task.params)
@@ -93,6 +94,7 @@ def test_a_part_that_is_undone_earns_once_and_must_be_done_again() -> None:
     assert answers[-1].reward == 0.5 and answers[-1].success
 
 
+@pytest.mark.component
 @pytest.mark.parametrize("task", ALL_TASKS, ids=lambda task: f"{task.id}: {task.instruction}")
 def test_a_task_is_not_solved_by_doing_nothing(task: Task) -> None:
     emulator = phone()
@@ -128,10 +130,6 @@ def test_icons_are_shuffled_when_asked_for() -> None:
         emulator.reset(task, seed)
         orders.add(tuple(emulator._state.icons))
     assert len(orders) == 4 and all(sorted(order) == sorted(app.name for app in APPS) for order in orders)
-
-
-def test_screens_have_the_size_of_the_spec() -> None:
-    assert pixels(phone().reset(ALL_TASKS[0], 0)).shape[:2] == PHONE_SPEC.image_size
 
 
 SWITCHES = phone_tasks("switches", "train")
@@ -174,14 +172,15 @@ def test_an_endless_update_is_seen_by_nothing_but_that_it_does_not_end() -> None
     assert stuck[0].observation.image != short.step(ANYWHERE).observation.image
 
 
+@pytest.mark.component
 def test_the_seed_chooses_which_updates_are_endless() -> None:
     def ended(seed: int) -> bool:
         emulator = offering(1, 0.3)
         emulator.reset(SWITCHES[0], seed)
         return [emulator.step(action) for action in through(1, UPDATE, SWITCHES[0])][-1].success
 
-    luck = [ended(seed) for seed in range(200)]
-    assert luck == [ended(seed) for seed in range(200)] and 0.6 < sum(luck) / len(luck) < 0.8
+    luck = [ended(seed) for seed in range(100)]
+    assert luck[:9] == [ended(seed) for seed in range(9)] and 0.6 < sum(luck) / len(luck) < 0.8
 
 
 def test_an_app_that_was_left_repeats_its_offer_and_one_that_was_answered_does_not() -> None:
@@ -231,13 +230,6 @@ def test_back_hides_the_keyboard_then_closes_the_app() -> None:
     assert emulator.step(tap(layout.BACK_KEY)).observation.image == home
 
 
-def test_what_is_no_device_action_is_refused() -> None:
-    emulator = phone()
-    emulator.reset(ALL_TASKS[0], 0)
-    with pytest.raises(ActionError, match=r"\[0, 1\]"):
-        emulator.step({"type": "tap", "x": 1.5, "y": 0.5})
-
-
 def test_a_phone_without_a_task_says_so() -> None:
     with pytest.raises(EmulatorError, match="reset"):
         phone().step({"type": "home"})
@@ -259,12 +251,3 @@ def test_task_ids_are_unique_and_sets_are_parts_of_all(split: str) -> None:
 def test_the_splits_share_no_instruction() -> None:
     train, test = ({task.instruction for task in phone_tasks("all", split)} for split in ("train", "test"))
     assert not train & test
-
-
-def test_every_goal_names_something_that_is_installed() -> None:
-    for task in ALL_TASKS:
-        widgets = app_named(task.params["app"]).widgets
-        if "submit" in task.params:
-            assert any(isinstance(widget, Field) for widget in widgets)
-        elif len(task.params) > 1:
-            assert any(is_target(widget, task.params) for widget in widgets)

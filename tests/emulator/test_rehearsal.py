@@ -11,12 +11,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from digirl_dist.assembly.parts import build_device
 from digirl_dist.emulator.rehearsal import RehearsalEmulator, rehearsal_tasks
 from digirl_dist.errors import EmulatorCrashed, EmulatorError, EmulatorHung, SettingsError
 from digirl_dist.protocol.messages import SlotLimits
 from digirl_dist.rollout.slot import Slot
-from digirl_dist.settings import GenericAgentSettings, RehearsalSettings, Settings
+from digirl_dist.settings import RehearsalSettings
 from digirl_dist.settings.plugins import values
 from digirl_dist.trajectory import Transition
 from digirl_dist.user_code.packing import pack
@@ -47,6 +46,7 @@ def test_right_actions_succeed_and_constant_ones_hardly_ever() -> None:
     assert sum(constant) < 10
 
 
+@pytest.mark.component
 def test_lengths_have_the_median_and_spread_of_the_settings() -> None:
     emulator = RehearsalEmulator(**values(instant(steps=20, steps_sigma=0.5)))
     logs = [np.log(len(episode(emulator, seed))) for seed in range(300)]
@@ -117,6 +117,7 @@ def failing(emulator: RehearsalEmulator, seeds: range) -> set[int]:
     return failed
 
 
+@pytest.mark.component
 def test_faults_strike_as_often_as_said_and_another_process_has_other_luck() -> None:
     settings = instant(error_rate=0.05, steps=1, steps_sigma=0)
     first, second = (failing(RehearsalEmulator(**values(settings)), range(1000)) for _ in range(2))
@@ -124,6 +125,7 @@ def test_faults_strike_as_often_as_said_and_another_process_has_other_luck() -> 
     assert first != second
 
 
+@pytest.mark.component
 def test_planned_faults_follow_from_the_seed_and_strike_once(tmp_path: Path) -> None:
     plans = []
     for name in ("one", "two"):
@@ -140,9 +142,3 @@ def test_planned_faults_follow_from_the_seed_and_strike_once(tmp_path: Path) -> 
 def test_settings_that_make_no_sense_are_refused(options: dict[str, Any]) -> None:
     with pytest.raises(SettingsError):
         RehearsalSettings(**options).build()
-
-
-def test_the_configuration_chooses_it() -> None:
-    device = build_device(Settings(agent=GenericAgentSettings()), instant(image_size=[4, 6]))
-    assert device.spec.image_size == (4, 6)
-    assert device.factory().reset(device.tasks[0], 0).vector is not None

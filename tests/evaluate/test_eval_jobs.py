@@ -89,6 +89,7 @@ def test_d1_a_rank_without_jobs_exits_in_order(tmp_path: Path, monkeypatch: pyte
     assert statuses(tmp_path / "out") == {"only": "done"}
 
 
+@pytest.mark.nightly
 def test_d1_the_documents_command_runs_a_job_on_each_of_four_ranks(tmp_path: Path) -> None:
     ended = launch(example("eval_jobs.sh", "--output_dir", str(tmp_path / "out"), "--policy_device", "cpu"))
     assert ended.status == 0, ended.out
@@ -173,6 +174,7 @@ def test_a_wait_is_a_number_of_seconds(wait: str, capsys: pytest.CaptureFixture[
     assert f"--merge_wait: '{wait}' is no number of seconds from 0 up" in capsys.readouterr().err
 
 
+@pytest.mark.nightly
 @pytest.mark.component
 def test_two_evaluations_at_once_never_run_the_same_job(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """The second wrote into the episodes of the first, and each marked jobs of the other as failed."""

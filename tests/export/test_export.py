@@ -91,6 +91,7 @@ def run(tmp_path: Path) -> Path:
     return run_with(tmp_path / "mine", [episode(0, 0), episode(0, 1)], [episode(1, 0)])
 
 
+@pytest.mark.component
 def test_a_data_set_is_one_for_datasets_and_for_offline_learning(run: Path, tmp_path: Path) -> None:
     datasets = pytest.importorskip("datasets")
     datasets.disable_progress_bars()
@@ -106,6 +107,7 @@ def test_a_data_set_is_one_for_datasets_and_for_offline_learning(run: Path, tmp_
         assert [rows(each) for each in after] == [rows(each) for each in before]
 
 
+@pytest.mark.component
 def test_an_iteration_whose_episodes_were_all_refused_is_passed_over(tmp_path: Path) -> None:
     datasets = pytest.importorskip("datasets")
     run = run_with(tmp_path / "mine", [], [episode(1, 0)], [])

@@ -101,6 +101,7 @@ def test_a_flood_of_any_message_ends_the_connection(message: messages.WorkerMess
     assert isinstance(error, MisconductError) and "floods" in error.reason
 
 
+@pytest.mark.component
 def test_an_honest_program_never_floods() -> None:
     """A thousand episodes a second for as long as they are leased, heartbeats, and slots that fail now and then."""
     here = working(Named(3))

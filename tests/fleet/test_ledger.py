@@ -114,6 +114,7 @@ def test_the_widest_messages_are_of_every_type() -> None:
     assert {type(message) for message in WIDEST} == set(get_args(messages.WorkerMessage))
 
 
+@pytest.mark.component
 @pytest.mark.parametrize("message", WIDEST, ids=lambda message: type(message).__name__)
 def test_a_flood_of_the_widest_messages_fills_no_memory_while_nobody_reads(message: messages.WorkerMessage) -> None:
     limits = LimitSettings(silence_s=8.0, start_s=20.0, back_off_s=0.01, back_off_max_s=0.01, quarantine_s=300.0)
@@ -156,6 +157,7 @@ def test_a_heartbeat_names_no_more_tickets_than_a_program_can_hold(repeated: boo
     assert isinstance(error, MisconductError) and "holds 100 tickets" in error.reason
 
 
+@pytest.mark.component
 def test_of_heartbeats_that_nobody_reads_the_newest_is_kept() -> None:
     """100 honest workers for eight hours."""
     events, ledgers = EventQueue(), [Ledger() for _ in range(100)]
@@ -199,6 +201,7 @@ def test_what_a_reader_leaves_behind_stays_in_order_and_is_still_counted() -> No
     assert [events.get(0.0) for _ in range(3)] == [slot, lost, None] and not ledger._kept["unread"]
 
 
+@pytest.mark.component
 def test_a_worker_whose_messages_take_too_much_of_the_processor_waits_and_is_named() -> None:
     """All of them are valid, and none is a flood by number: it has the slots for it."""
     wide = messages.SlotChanged(0, "ready", "", 1)

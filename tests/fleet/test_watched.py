@@ -81,6 +81,7 @@ def roster(tmp_path: Path) -> Iterator[Roster]:
         yield Roster(tmp_path, stack)
 
 
+@pytest.mark.nightly
 @pytest.mark.system
 def test_a_worker_that_is_added_joins_a_broken_file_is_ignored_and_who_is_removed_leaves(roster: Roster) -> None:
     roster.names(roster.w1)

@@ -14,7 +14,6 @@ from pathlib import Path
 import psutil
 
 from benchmarks.sshd import SBIN, Sshd
-from chaos.machine import Disk
 from chaos.processes import emulators, running
 from digirl_dist.child_process import environment
 
@@ -74,11 +73,9 @@ class Machine:
         self._outside = f"dd{os.getpid() % 10**7}v{number}"
         self._net = _free_net()
         self.jobs.mkdir(parents=True)
-        # Not ``ip netns exec``, which hides disks that are mounted later.
         self.enter = ["nsenter", f"--net=/run/netns/{self._namespace}"]
         self.sshd = Sshd(folder, f"{self._net}.2", self.enter)
         self.address = self.sshd.address(self.name)
-        self._disks: list[Disk] = []
 
     def open(self) -> None:
         """Make the link and the keys, and start the server."""
@@ -97,13 +94,6 @@ class Machine:
         self.sshd.close()
         for command in (["link", "del", self._outside], ["netns", "del", self._namespace]):
             subprocess.run(["ip", *command], capture_output=True)  # may never have come to be
-        for disk in self._disks:
-            disk.close()
-
-    def mount(self, folder: Path, size: str) -> Disk:
-        """A disk of its own, of that size, at ``folder``."""
-        self._disks.append(Disk(folder, size))
-        return self._disks[-1]
 
     # --- the link
 
@@ -131,9 +121,6 @@ class Machine:
 
     def programs(self) -> list[psutil.Process]:
         return self._running("digirl_dist.worker_program.program")
-
-    def relays(self) -> list[psutil.Process]:
-        return self._running("digirl_dist.worker_program.attach")
 
     def couriers(self) -> list[psutil.Process]:
         return self._running("digirl_dist.worker_program.courier")

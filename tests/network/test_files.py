@@ -25,7 +25,7 @@ from digirl_dist.storage.run_folder import RunFolder
 from digirl_dist.tasks import Task, Ticket
 from digirl_dist.trajectory import Observation, Step, Trajectory
 
-pytestmark = [pytest.mark.system, pytest.mark.long_file(40)]
+pytestmark = [pytest.mark.system, pytest.mark.nightly, pytest.mark.long_file(40)]
 
 Change = Callable[[Path, Path], object]
 

@@ -12,7 +12,7 @@ import pytest
 from network.fleet_site import USUAL, site
 from network.machines import Machine, freeze
 
-pytestmark = [pytest.mark.system, pytest.mark.long_file(110)]
+pytestmark = [pytest.mark.system, pytest.mark.nightly, pytest.mark.long_file(110)]
 NOTICED_S = 15.0
 
 

@@ -92,6 +92,7 @@ def wheels() -> Iterator[Path]:
         yield Path(base)
 
 
+@pytest.mark.nightly
 @pytest.mark.timeout(400)
 def test_setup_then_doctor_then_a_miniwob_run_with_one_edited_file(
     bare: BareMachine, host: Path, say: Say, wheels: Path

@@ -32,6 +32,7 @@ def test_each_difference_is_named_with_ranks_and_machines() -> None:
     assert "; and 12 more;" in _verdict([{str(number): "x" for number in range(20)}, {}], ["a", "b"])
 
 
+@pytest.mark.nightly
 @pytest.mark.system
 @pytest.mark.timeout(300)
 def test_b4_two_nodes_with_different_settings_do_not_start(tmp_path: Path) -> None:

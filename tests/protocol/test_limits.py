@@ -132,6 +132,7 @@ def test_the_widest_heartbeat_fits_into_a_line() -> None:
     assert encode(messages.Heartbeat("x" * 256, 1e9 / 3, 1e9 / 3, slots, held, 2**53, messages.MOST_SLOTS))
 
 
+@pytest.mark.component
 @pytest.mark.parametrize("count", [1, messages.MOST_HELD, 3 * messages.MOST_HELD])
 def test_tickets_are_leased_in_as_many_messages_as_they_need(count: int) -> None:
     from fleet.test_session import sent, working

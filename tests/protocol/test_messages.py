@@ -170,18 +170,21 @@ JSON = st.recursive(
 TAGS = st.sampled_from([str(json.loads(encode(message))["type"]) for message in WORKER])
 
 
+@pytest.mark.component
 @settings(max_examples=300, derandomize=True)
 @given(st.binary(max_size=200) | JSON.map(lambda value: json.dumps(value).encode()))
 def test_any_bytes_are_a_message_or_one_kind_of_error(line: bytes) -> None:
     _decoded_or_refused(line)
 
 
+@pytest.mark.component
 @settings(max_examples=300, derandomize=True)
 @given(TAGS, st.dictionaries(st.sampled_from(["slot", "key", "manifest", "seconds", "held", "reason"]), JSON))
 def test_any_fields_are_a_message_or_one_kind_of_error(tag: str, fields: dict[str, Any]) -> None:
     _decoded_or_refused(json.dumps({"type": tag, **fields}).encode())
 
 
+@pytest.mark.component
 def test_a_hundred_thousand_malformed_lines_are_refused_at_once() -> None:
     """Mutates real lines from a fixed seed. Times are of this thread alone; the slowest in a thousand is left out."""
     draw = random.Random(0)

@@ -93,6 +93,7 @@ def test_the_named_cluster_is_joined_with_its_token_or_named(head: Head, tmp_pat
         assert not out and head.address in told and remedy in told, told
 
 
+@pytest.mark.nightly
 @pytest.mark.timeout(300)
 def test_a_cluster_of_our_own_asks_others_for_its_token() -> None:
     with tempfile.TemporaryDirectory(prefix="r") as folder:  # short, for the sockets in it

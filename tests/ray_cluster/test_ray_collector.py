@@ -46,6 +46,7 @@ def test_a_killed_actor_costs_retries_only(tmp_path: Path) -> None:
     nothing_is_left_of(tmp_path)
 
 
+@pytest.mark.nightly
 def test_a_killed_node_costs_retries_only(tmp_path: Path) -> None:
     cluster = shared_cluster()
     nodes = [add_node(cluster, num_cpus=1, resources={"apart": 1.0}) for _ in range(2)]
@@ -73,6 +74,7 @@ def test_a_cluster_without_room_says_what_was_asked_for(tmp_path: Path) -> None:
         here.collect(tickets(2))
 
 
+@pytest.mark.nightly
 def test_a_checkpoint_goes_to_each_node_once(tmp_path: Path) -> None:
     cluster = shared_cluster()
     node = add_node(cluster, num_cpus=2, resources={"sole": 1.0})

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import os
 from dataclasses import replace
 from pathlib import Path
 
@@ -13,7 +12,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from digirl_dist.collection import CollectionResult, WorkerResult
-from digirl_dist.errors import RunFolderError
 from digirl_dist.report.metrics import Metrics, Outcomes, collection, overhead_s, results, wilson
 from digirl_dist.storage.checkpoint import Checkpoint
 from digirl_dist.tasks import Task, Ticket
@@ -76,14 +74,6 @@ def test_a_line_that_a_crash_cut_off_takes_no_other_with_it(tmp_path: Path) -> N
     path.write_bytes(path.read_bytes()[:-9])
     Metrics(path).append({"iteration": 14, "success_rate": 0.7})
     assert [line["iteration"] for line in Metrics(path).lines] == [7, 14]
-
-
-def test_a_named_pipe_in_place_of_the_file_holds_up_nobody(tmp_path: Path) -> None:
-    os.mkfifo(tmp_path / "metrics.jsonl")
-    with pytest.raises(
-        RunFolderError, match="jsonl cannot be read: it is no regular file; restore it, or move it away"
-    ):
-        Metrics(tmp_path / "metrics.jsonl")
 
 
 @pytest.mark.parametrize(("measured_s", "expected"), [(0.0, 11.0), (8.0, 3.0), (12.0, 1.0)])

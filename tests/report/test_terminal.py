@@ -86,6 +86,7 @@ def test_a_terminal_is_never_silent_and_ends_with_the_places(tmp_path: Path) -> 
     assert not re.search(r"\x1b\[[0-9;]*(?:3[0-9]|38)[0-9;]*m", terminal.text), "NO_COLOR is respected"
 
 
+@pytest.mark.nightly
 def test_a_terminal_is_left_clean_by_an_interruption(tmp_path: Path) -> None:
     """SIGTERM ends a run in the way in which Ctrl-C does."""
     terminal = Terminal(command(tmp_path, "train_iterations=1000"))

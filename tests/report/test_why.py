@@ -37,6 +37,7 @@ def test_a_run_without_a_status_is_called_one(tmp_path: Path) -> None:
         explain(tmp_path)
 
 
+@pytest.mark.nightly
 def test_why_points_at_a_hung_emulator_and_tells_of_a_killed_host(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

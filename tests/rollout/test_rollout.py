@@ -176,12 +176,6 @@ def test_a_ticket_that_fails_again_and_again_says_nothing_against_the_slot(tmp_p
     assert done.trajectory.ticket.index == 1
 
 
-def test_a_slot_that_fails_at_everything_is_closed(tmp_path: Path) -> None:
-    with rollout(tmp_path, slots=1) as running:
-        running.lease(tickets(2, at="reset", suffers="raise"))
-        run(running, lambda happened: any(isinstance(one, SlotChanged) and one.state == "closed" for one in happened))
-
-
 def test_a_dropped_ticket_brings_nothing_and_frees_its_slot(tmp_path: Path) -> None:
     first, second, third = tickets(3)
     with rollout(tmp_path, slots=1, step_s=0.2) as running:

@@ -230,6 +230,7 @@ def test_the_end_of_a_log_is_told_without_reading_the_rest(tmp_path: Path) -> No
     assert said == "; its last lines: last but one | last" and peak < 1 << 20
 
 
+@pytest.mark.nightly
 def test_a_chatty_child_of_an_emulator_fills_no_disk_and_its_last_words_are_known(tmp_path: Path) -> None:
     log, slot = tmp_path / "slot.log", make(tmp_path, _Chatty)
     slot.start()

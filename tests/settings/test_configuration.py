@@ -189,23 +189,6 @@ def test_a_key_of_another_emulator_is_not_proposed() -> None:
         load("emulator=gymnasium", "emulator.task=CartPole-v1")
 
 
-def test_a_typo_in_the_yaml_is_refused(tmp_path: Path) -> None:
-    folder = tmp_path / "mine"
-    shutil.copytree(ROOT / FOLDER, folder)
-    text = (folder / "host.yaml").read_text()
-    (folder / "host.yaml").write_text(text.replace("bsize:", "bsiez:"))
-    with pytest.raises(SettingsError, match="bsiez.*bsize"):
-        configuration.load(str(folder), "host", [])
-
-
-def test_a_yaml_that_is_none_is_refused(tmp_path: Path) -> None:
-    folder = tmp_path / "mine"
-    shutil.copytree(ROOT / FOLDER, folder)
-    (folder / "host.yaml").write_text("bsize: [1\n")
-    with pytest.raises(SettingsError, match="host"):
-        configuration.load(str(folder), "host", [])
-
-
 def test_unknown_names_and_folders_are_refused_with_what_there_is() -> None:
     with pytest.raises(SettingsError, match="did you mean 'host'"):
         load(name="hosts")

@@ -166,6 +166,7 @@ def test_iterations_follow_each_other_on_the_same_fleet(iterations: int) -> None
         assert not here.events.of(kind)
 
 
+@pytest.mark.component
 def test_an_iteration_survives_a_program_that_is_killed_at_any_moment() -> None:
     for moment in range(40):
         here = Simulation.of({"w0": Behaviour(), "w1": Behaviour()}, LIMITS)

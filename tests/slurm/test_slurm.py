@@ -54,6 +54,7 @@ def connected(found: Nodes, at: SlurmAddress, said: list[str] | None = None) -> 
     return found.connect(at, lambda doing, limit_s: None if said is None else said.append(doing))
 
 
+@pytest.mark.nightly
 def test_a_run_loses_and_repeats_nothing_when_a_job_is_requeued(cluster: Path, tmp_path: Path) -> None:
     paths = [f"save_path={tmp_path}/run", f"worker_temp_path={tmp_path}/jobs", f"worker_run_path={tmp_path}/env"]
     python = ["install.reuse_packages=true", f"worker_python={sys.executable}", "trainer.device=cpu"]

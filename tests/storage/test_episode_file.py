@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import struct
 import tracemalloc
 import zlib
@@ -62,13 +61,6 @@ def test_an_episode_reads_back_as_parquet_has_it(tmp_path: Path) -> None:
     assert [path.name for path in tmp_path.iterdir() if path.suffix == ".part"] == []
 
 
-def test_an_episode_of_before_there_were_params_is_read(tmp_path: Path) -> None:
-    rows, images = parts()
-    del rows[0][11]
-    path = on_disk(tmp_path / "e.episode", file_of(rows, images))
-    assert episode_file.read(path).ticket.task.params == {}
-
-
 def told(one: Trajectory) -> Any:
     def seen(what: Observation) -> Any:
         vector = None if what.vector is None else (what.vector.dtype, what.vector.tolist(), what.vector.flags.writeable)
@@ -88,6 +80,7 @@ def test_long_texts_are_packed_and_images_are_as_they_were() -> None:
     assert len(content) < 20_000 + 2000 and content.count(b"\x89PNG" * 5000) == 1
 
 
+@pytest.mark.component
 def test_an_image_that_is_shown_again_and_again_is_stored_again_before_a_reader_refuses_it(tmp_path: Path) -> None:
     """In Parquet each step has its own copy, so a few bytes must not stand for many."""
     seen = Observation("", bytes(9 << 20))
@@ -165,6 +158,7 @@ FOREIGN: dict[str, Callable[[], bytes]] = {
 }
 
 
+@pytest.mark.component
 @pytest.mark.parametrize("name", FOREIGN)
 def test_what_is_no_episode_is_refused_before_it_takes_memory(tmp_path: Path, name: str) -> None:
     path = on_disk(tmp_path / "e.episode", FOREIGN[name]())
@@ -192,6 +186,7 @@ def test_a_text_bomb_is_a_fault_of_its_emulator_before_it_is_sent(tmp_path: Path
     assert len({id(step.observation.text) for step in back.steps}) == 10  # each is in memory once
 
 
+@pytest.mark.component
 @pytest.mark.parametrize("text", ["half \ud800", "a" * 99], ids=["half", "whole"])
 @pytest.mark.parametrize("action", [1, [[]] * 100_000, [[]] * 900_000, {"a": {}}], ids=["1", "lists", "many", "dict"])
 @pytest.mark.parametrize("image", [None, bytes(9 << 20)], ids=["blind", "image"])
@@ -210,12 +205,6 @@ def test_no_more_steps_are_read_than_an_episode_may_have(tmp_path: Path) -> None
     assert len(episode_file.read(tmp_path / "e.episode", 3).steps) == 3
     with pytest.raises(TrajectoryError, match="length <= 2"):
         episode_file.read(tmp_path / "e.episode", 2)
-
-
-def test_a_named_pipe_holds_up_nobody(tmp_path: Path) -> None:
-    os.mkfifo(tmp_path / "e.episode")
-    with pytest.raises(TrajectoryError, match="no regular file"):
-        episode_file.read(tmp_path / "e.episode")
 
 
 def test_numbers_beyond_float32_become_infinite_and_are_left_to_the_guard(tmp_path: Path) -> None:

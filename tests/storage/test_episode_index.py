@@ -92,6 +92,7 @@ def stepping(monkeypatch: pytest.MonkeyPatch, interrupt: Callable[[], None]) -> 
     monkeypatch.setattr(episode_index, "_written", wrapped(episode_index._written))
 
 
+@pytest.mark.component
 def test_identity_by_place_a_host_that_writes_at_any_moment_of_a_reader_hides_no_episode(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

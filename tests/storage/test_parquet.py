@@ -115,13 +115,6 @@ def test_an_episode_with_a_missing_step_is_refused() -> None:
         parquet.from_table(pa.concat_tables([whole.slice(0, 1), whole.slice(2)]))
 
 
-def test_an_action_that_is_not_json_is_refused() -> None:
-    rows = parquet.to_table(episode()).to_pylist()
-    rows[0]["action"] = "{"
-    with pytest.raises(TrajectoryError):
-        parquet.from_table(pa.Table.from_pylist(rows, schema=parquet.SCHEMA))
-
-
 @pytest.mark.component
 def test_pandas_and_datasets_open_the_file_and_images_decode(tmp_path: Path) -> None:
     import datasets

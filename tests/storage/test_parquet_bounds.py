@@ -162,10 +162,3 @@ def test_headers_nested_without_end_are_refused() -> None:
     for endless in (b"\x1c" * 5000, b"\x19" * 5000):  # structs in structs, lists in lists
         with pytest.raises(TrajectoryError, match="nested too deeply"):
             ThriftReader(endless, 0, len(endless)).struct()
-
-
-@pytest.mark.parametrize("how", [{}, {"compression": "zstd"}, {**parquet.AS_WRITTEN, "write_page_checksum": False}])
-def test_a_file_that_is_stored_in_another_form_is_refused(tmp_path: Path, how: dict[str, Any]) -> None:
-    pq.write_table(parquet.to_table(episode()), tmp_path / "other.parquet", **how)
-    with pytest.raises(TrajectoryError, match="other.parquet is not a trajectory file: column"):
-        parquet.read_stored(tmp_path / "other.parquet")

@@ -46,6 +46,7 @@ def test_a_damaged_configuration_is_no_licence_to_make_another_run_of_it(tmp_pat
         provenance.refuse_changes(tmp_path, {"seed": 1})
 
 
+@pytest.mark.component
 @pytest.mark.parametrize(
     ("word", "before", "began"),
     [
@@ -151,6 +152,7 @@ def measured(*overrides: str, tasks: Sequence[Task] = ()) -> Mapping[str, Json]:
     return provenance.measured(yaml.safe_load(configuration.to_yaml(composed(*words))), tasks)
 
 
+@pytest.mark.component
 @pytest.mark.parametrize(
     ("word", "before"),
     [

@@ -83,10 +83,6 @@ def test_a_folder_that_was_moved_to_another_file_system_is_the_same_run(original
     assert started(elsewhere / "run").run_id == run_id
 
 
-def test_a_copy_on_another_file_system_is_a_run_of_its_own(original: Path, elsewhere: Path) -> None:
-    assert started(copied(original, elsewhere / "run")).run_id != noted(original)["run_id"]
-
-
 def test_a_folder_that_was_restored_from_a_backup_is_the_same_run(original: Path, tmp_path: Path) -> None:
     run_id = noted(original)["run_id"]
     backup = copied(original, tmp_path / "backup")
@@ -99,12 +95,6 @@ def test_a_copy_and_its_renamed_original_have_two_ids(original: Path, tmp_path: 
     copy = copied(original, tmp_path / "copy")
     moved = original.rename(tmp_path / "moved")
     assert started(copy).run_id != started(moved).run_id == noted(moved)["run_id"]
-
-
-def test_two_that_changed_places_have_two_ids(original: Path, tmp_path: Path) -> None:
-    moved = original.rename(tmp_path / "moved")
-    copy = copied(moved, original)
-    assert started(moved).run_id != started(copy).run_id
 
 
 def test_a_link_to_a_run_is_that_run(original: Path, tmp_path: Path) -> None:

@@ -119,6 +119,7 @@ def test_b6_rank_0_alone_writes_and_evaluates(three: Path) -> None:
     assert (made.count("made 0"), made.count("made 1")) == (SLOTS + 3, SLOTS + 1)
 
 
+@pytest.mark.nightly
 def test_b7_one_and_two_iterations_are_three(three: Path, tmp_path: Path) -> None:
     """Steps, schedule, optimiser and weights continue; the ranks begin new episodes."""
     resumed = tmp_path / "resumed"
@@ -162,6 +163,7 @@ def test_b7_the_policy_loads_without_any_wrapper(three: Path) -> None:
     policy.load_state_dict(state(three)[0])
 
 
+@pytest.mark.nightly
 @pytest.mark.timeout(600)  # of which busy processors take most
 def test_an_episode_is_explained_by_what_its_own_rank_learned_from(tmp_path: Path) -> None:
     folder, off = (
@@ -193,6 +195,7 @@ def test_b9_a_rank_that_raises_ends_the_launch_and_is_named(tmp_path: Path) -> N
     eventually(lambda: not any(runs(child.pid) for child in family), what="the end of the ranks")
 
 
+@pytest.mark.nightly
 @pytest.mark.long
 def test_b9_ranks_of_another_node_hear_at_once_why_a_rank_failed(tmp_path: Path) -> None:
     """By themselves they would wait for an hour: no launcher ends them."""
@@ -206,7 +209,7 @@ def test_b9_ranks_of_another_node_hear_at_once_why_a_rank_failed(tmp_path: Path)
     assert "rank 1 of 2 failed" in nodes[1].out
 
 
-@pytest.mark.unit
+@pytest.mark.component
 def test_b10_launches_that_cannot_work_are_refused_with_the_fix(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SettingsError, match="start with torchrun --nproc_per_node=N"):
         check_launch(distributed=True, rank=None)

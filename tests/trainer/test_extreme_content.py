@@ -160,9 +160,10 @@ def test_no_content_of_one_worker_ends_a_run_or_its_next_start(name: str, lie: s
     check(learn(trainer(), tmp_path, [*collected, honest(2)]), tmp_path, [2])
 
 
+@pytest.mark.nightly
 @pytest.mark.system
 @pytest.mark.timeout(600)  # three launches
-@pytest.mark.parametrize("name", ["filtered_bc", *map(_nightly, ("paper", "grpo", "grpo_replay", "ppo", "own"))])
+@pytest.mark.parametrize("name", ["filtered_bc", "paper", "grpo", "grpo_replay", "ppo", "own"])
 def test_nor_a_run_of_two_ranks(name: str, tmp_path: Path) -> None:
     """They end where the update fails, and new ranks go on once the first of them has found the liar alone.
 

@@ -88,6 +88,7 @@ def test_a_run_goes_on_without_the_episode_that_breaks_its_update(tmp_path: Path
     check(tmp_path / "run")
 
 
+@pytest.mark.nightly
 def test_a_worker_of_which_several_episodes_break_the_update_is_suspected(tmp_path: Path) -> None:
     assert main(words(tmp_path, "emulator.kwargs.most=3")) == 0
     (told,) = events(tmp_path / "run", "worker_suspected")
@@ -105,6 +106,7 @@ def test_a_group_of_ranks_that_broke_off_starts_again_without_the_episode(tmp_pa
     check(tmp_path / "run")
 
 
+@pytest.mark.nightly
 @pytest.mark.timeout(600)  # two launches
 def test_ranks_of_a_launch_end_and_the_same_command_begins_by_sifting(tmp_path: Path) -> None:
     command = ranks(2, RUN, *words(tmp_path))

@@ -66,6 +66,7 @@ def test_b2_a_group_that_the_host_starts_learns_what_one_process_learns(in_one_p
     assert not torch.allclose(weights(tmp_path, 0), weights(tmp_path, 2), atol=1e-2, rtol=0)
 
 
+@pytest.mark.nightly
 def test_b2_torchrun_from_the_outside_does_the_same(in_one_process: Path, tmp_path: Path) -> None:
     ended = launch(torchrun(2, RUN, *SHORT, *MANY_UPDATES, f"save_path={tmp_path}"))
     assert ended.status == 0, ended.out
@@ -73,6 +74,7 @@ def test_b2_torchrun_from_the_outside_does_the_same(in_one_process: Path, tmp_pa
     assert [line["iteration"] for line in metrics(tmp_path)] == [0, 1]
 
 
+@pytest.mark.nightly
 def test_b2_sharded_over_the_ranks_a_run_goes_on_and_its_checkpoints_are_as_ever(
     in_one_process: Path, tmp_path: Path
 ) -> None:
@@ -96,6 +98,7 @@ def test_b9_a_rank_that_raises_ends_the_run_with_its_rank_and_traceback(tmp_path
     assert "Traceback" in ended.out
 
 
+@pytest.mark.nightly
 @pytest.mark.timeout(400)  # of which busy processors take most
 @pytest.mark.long
 def test_b9_a_rank_that_is_killed_between_updates_ends_the_run(tmp_path: Path) -> None:
@@ -146,6 +149,7 @@ def test_b10_more_ranks_than_gpus_are_refused_before_they_start(
     assert "2 ranks on this machine, but only 1 CUDA device; use" in capsys.readouterr().err
 
 
+@pytest.mark.nightly
 def test_what_a_rank_refuses_ends_the_launch(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     words = [*SHORT, "trainer=torchrun", "trainer.nproc_per_node=2", "trainer.shard=true"]
     assert main([*words, "trainer.shard_blocks=[Nowhere]", f"save_path={tmp_path}"]) == 2

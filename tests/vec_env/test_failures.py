@@ -285,6 +285,7 @@ def test_an_observation_that_cannot_travel_is_told_of_its_environment_alone() ->
         assert [one is None for one in env.get_observations()] == [False, True]
 
 
+@pytest.mark.nightly
 @pytest.mark.system
 @pytest.mark.ray
 @pytest.mark.timeout(300)

@@ -287,6 +287,7 @@ def test_what_ray_carries_is_as_from_one_process_and_what_cannot_travel_is_refus
     assert [one[1] for one in env.step([1, 1])[0]] == [1, 1]
 
 
+@pytest.mark.nightly
 def test_environments_of_one_program_share_its_cluster_until_the_last_of_them_is_closed(tmp_path: Path) -> None:
     program = """
 import gc, os, sys, time

@@ -48,6 +48,7 @@ def browser(shown: Browser) -> Iterator[Browser]:
     assert shown.clicks <= 3, "clicks to the answer"
 
 
+@pytest.mark.nightly
 def test_requests_that_the_browser_breaks_off_are_sent_again(shown: Browser) -> None:
     """Chromium does so to all of them whenever a network interface of the machine comes or goes."""
     broken_off = "left-- > 0 ? Promise.reject(new TypeError('Failed to fetch')) : real(...of)"
@@ -262,6 +263,7 @@ def test_every_control_has_a_name_and_nothing_is_wider_than_the_page(browser: Br
         assert browser.page.run("return document.documentElement.scrollWidth <= innerWidth"), address
 
 
+@pytest.mark.nightly
 def test_names_without_end_and_a_run_without_an_iteration_have_their_place(
     chromium_is_installed: None, tmp_path: Path
 ) -> None:
@@ -294,6 +296,7 @@ def test_names_without_end_and_a_run_without_an_iteration_have_their_place(
         browser.close()
 
 
+@pytest.mark.nightly
 def test_one_value_without_measure_has_an_axis_and_a_pointer_finds_the_point_that_is_nearest(
     chromium_is_installed: None, tmp_path: Path
 ) -> None:
@@ -323,6 +326,7 @@ def test_one_value_without_measure_has_an_axis_and_a_pointer_finds_the_point_tha
         browser.close()
 
 
+@pytest.mark.nightly
 def test_measurements_alone_show_their_rewards_and_lead_to_their_episodes(
     chromium_is_installed: None, tmp_path: Path
 ) -> None:
@@ -346,6 +350,7 @@ def test_measurements_alone_show_their_rewards_and_lead_to_their_episodes(
         browser.close()
 
 
+@pytest.mark.nightly
 def test_a_tap_that_types_is_drawn_where_it_touched(chromium_is_installed: None, tmp_path: Path) -> None:
     folder = make_run(tmp_path / "run", iterations=1)
     one = episode(1, 0, True, steps=1)
@@ -425,6 +430,7 @@ def test_a_new_episode_appears_by_itself(chromium_is_installed: None, tmp_path: 
         browser.close()
 
 
+@pytest.mark.nightly
 def test_what_comes_later_can_be_chosen_and_disturbs_nobody(chromium_is_installed: None, tmp_path: Path) -> None:
     folder = make_run(tmp_path / "run", iterations=1)
     with served([folder]) as viewer:

@@ -321,13 +321,6 @@ def test_a_file_with_texts_that_are_none_is_named_and_hides_no_other(folder: Pat
     assert viewed.rows(0)["count"] == 18 and "000009.parquet" in str(state(viewed)["notes"])
 
 
-@pytest.mark.filterwarnings("error")
-def test_a_bundle_tells_of_a_damaged_file_on_its_page(tmp_path: Path) -> None:
-    folder = make_run(tmp_path / "run", iterations=2)
-    (folder / "trajectories" / "000000.parquet").write_bytes(b"PAR1")
-    assert "000000.parquet is not a trajectory file" in write_bundle([folder], tmp_path / "runs.html").read_text()
-
-
 def test_a_bundle_is_one_file_without_addresses_and_its_data_cannot_end_the_script(tmp_path: Path) -> None:
     folder = make_run(tmp_path / "run", iterations=1)
     words = "</script><script>alert(1)</script><!--"

@@ -82,6 +82,7 @@ def test_the_lines_that_are_kept_for_pages_are_bounded(tmp_path: Path) -> None:
     assert figures["lines"][-1]["iteration"] == 999 and len(json.dumps(figures)) < 60_000
 
 
+@pytest.mark.nightly
 @pytest.mark.long(60)
 def test_an_episode_is_explained_within_the_memory_that_a_stranger_gets(tmp_path: Path) -> None:
     run = make_run(tmp_path / "run", iterations=2)

@@ -20,7 +20,7 @@ from digirl_dist.emulator.aitw import to_autoui
 from digirl_dist.emulator.plugins import Device
 from digirl_dist.emulator.touch_actions import DeviceAction
 from digirl_dist.settings import ActorSettings, AndroidSettings, AutoUiSettings, Settings
-from digirl_dist.trajectory import Observation, Transition
+from digirl_dist.trajectory import Observation
 
 pytestmark = pytest.mark.component
 
@@ -73,22 +73,3 @@ def tap_rounded(tap: object) -> dict[str, object]:
     """To the decimals that are said of it."""
     assert isinstance(tap, dict)
     return {"type": "tap", **{axis: pytest.approx(tap[axis], abs=1e-9) for axis in "xy"}}
-
-
-def test_nonsense_and_what_cannot_be_typed_only_wait(folders: Path, phone: RunningPhone) -> None:
-    device, agent = parts(folders, quick(folders, serials=[phone.serial]))
-    emulator = device.factory()
-    try:
-        seen = emulator.reset(as_android(CLOCK), seed=0)
-        before = phone.do(lambda: phone.shell.state.app)
-        for step in range(3):
-            action = act(agent, seen, seed=step)
-            assert action["type"] == "wait"
-            answer = emulator.step(action)
-            seen = answer.observation
-        answer = emulator.step({"type": "type", "text": "żółw", "tokens": [1]})
-        assert isinstance(answer, Transition) and not answer.ended
-        assert phone.do(lambda: phone.shell.state.app) == before and not phone.shell.typed
-        assert "TYPE" in answer.observation.text and "żółw" in answer.observation.text
-    finally:
-        emulator.close()

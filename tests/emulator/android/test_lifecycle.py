@@ -10,7 +10,6 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from dataclasses import asdict
 from functools import partial
@@ -169,19 +168,6 @@ def test_a_boot_that_does_not_end_is_given_up(tmp_path: Path, fate: str, message
     nothing_is_left_of(tmp_path)
 
 
-def test_a_slot_starts_again_after_a_boot_that_failed(tmp_path: Path) -> None:
-    sdk = make_sdk(tmp_path, boots=["crash", "fine"])
-    (tmp_path / "factory").write_bytes(pack(partial(AndroidEmulator, sdk.settings())))
-    slot = Slot(0, tmp_path / "factory", SlotLimits(boot_s=60, back_off_s=0.05), tmp_path / "log")
-    slot.start()
-    with pytest.raises(EmulatorError, match="guest's memory"):
-        slot.wait_for_answer()
-    slot.start()
-    slot.wait_for_answer()
-    slot.close()
-    slot.wait(time.monotonic() + 10)
-
-
 @pytest.mark.parametrize("kind", ["avd", "serial"])
 def test_an_unauthorized_device_is_refused_with_the_remedy(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str
@@ -201,25 +187,6 @@ def test_who_waits_too_long_for_a_turn_says_so(tmp_path: Path, monkeypatch: pyte
     others = Locks(settings.lock_path)
     with others.turn("boot", 1, 1), pytest.raises(EmulatorError, match="no turn to boot within 0.3 s"):
         AndroidEmulator(settings)
-
-
-@pytest.mark.unit
-def test_turns_are_never_more_than_allowed(tmp_path: Path) -> None:
-    active, most, guard = 0, 0, threading.Lock()
-
-    def boot(_: int) -> None:
-        nonlocal active, most
-        with Locks(str(tmp_path)).turn("boot", 3, 20):
-            with guard:
-                active += 1
-                most = max(most, active)
-            time.sleep(0.05)
-            with guard:
-                active -= 1
-
-    with ThreadPoolExecutor(8) as pool:
-        list(pool.map(boot, range(16)))
-    assert most == 3
 
 
 # --- ports -----------------------------------------------------------------------------------------------------------
