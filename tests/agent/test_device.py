@@ -71,7 +71,7 @@ def act(agent: DevicePolicy, observations: list[Observation], seed: int = 0) -> 
 
 
 @pytest.mark.component
-@pytest.mark.parametrize("size", [(210, 160), (384, 216), (160, 240), (1920, 1080)])
+@pytest.mark.parametrize("size", [(210, 160), (160, 240), pytest.param((1920, 1080), marks=pytest.mark.nightly)])
 def test_log_prob_of_an_action_is_what_was_said_when_acting(size: tuple[int, int]) -> None:
     agent, observations = policy(size), screenshots(8, size)
     for seed in range(5):

@@ -32,7 +32,7 @@ from digirl_dist.storage.events import Events
 from digirl_dist.storage.status import Status
 from digirl_dist.trajectory import Observation
 
-pytestmark = [pytest.mark.system, pytest.mark.long_file(30)]
+pytestmark = [pytest.mark.system, pytest.mark.nightly, pytest.mark.long_file(30)]
 
 SPEC = EmulatorSpec(DeviceActions(), image_size=(40, 30))
 
@@ -163,7 +163,6 @@ def policies(running: Engine, agent: VlmAgent, folder: Path) -> Iterator[tuple[E
         events.close()
 
 
-@pytest.mark.nightly
 def test_versions_come_and_go_and_a_server_that_was_started_again_gets_its_weights_back(
     folder: Path, tmp_path: Path
 ) -> None:

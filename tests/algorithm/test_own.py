@@ -57,7 +57,7 @@ def test_the_documentation_keeps_its_promise_of_length() -> None:
     assert len(ONE_STEP.strip().splitlines()) <= 10
 
 
-@pytest.mark.parametrize("trainer", TRAINERS)
+@pytest.mark.parametrize("trainer", ["inprocess", pytest.param("torchrun", marks=pytest.mark.nightly)])
 @pytest.mark.parametrize(("own", "figure"), [(OWN_ALGORITHM, "loss"), (OWN_ADVANTAGE, "kept_steps")])
 def test_what_the_documentation_shows_trains(
     beside: Path, monkeypatch: pytest.MonkeyPatch, own: list[str], figure: str, trainer: str
@@ -70,6 +70,7 @@ def test_what_the_documentation_shows_trains(
     assert moved(beside / "run", 0, 2)
 
 
+@pytest.mark.nightly
 def test_an_algorithm_of_the_users_trains_on_ranks_with_emulators(beside: Path) -> None:
     steps = ["distributed.steps=64", "train_iterations=2", "evaluation.every=0", "bsize=2", "save_path=run"]
     python(beside, "-m", "digirl_dist.train", "--config-name", "ranks", *OWN_ALGORITHM, *steps)

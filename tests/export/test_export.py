@@ -222,6 +222,7 @@ def test_memory_does_not_grow_with_the_run(tmp_path: Path) -> None:
     assert int(done.stdout) < 150, "MiB"
 
 
+@pytest.mark.nightly
 @pytest.mark.component
 def test_an_export_is_pushed_to_a_hub_by_its_own_library(run: Path, tmp_path: Path) -> None:
     pytest.importorskip("huggingface_hub")

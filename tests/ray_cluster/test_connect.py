@@ -76,6 +76,7 @@ def head(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Head]:
     pytest.fail("ray start failed")
 
 
+@pytest.mark.nightly
 @pytest.mark.timeout(400)
 def test_the_named_cluster_is_joined_with_its_token_or_named(head: Head, tmp_path: Path) -> None:
     (tmp_path / "of_the_user.py").write_text("")

@@ -100,6 +100,7 @@ def test_a_terminal_is_left_clean_by_an_interruption(tmp_path: Path) -> None:
     assert "\x1b[?25l" not in terminal.text, "the cursor is visible"
 
 
+@pytest.mark.nightly
 def test_a_pipe_gets_lines_with_times_and_a_reader_that_leaves_ends_the_run(tmp_path: Path) -> None:
     words = command(tmp_path, "train_iterations=1000")
     run = subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment())

@@ -260,6 +260,7 @@ def test_a_run_says_where_it_is_and_a_finished_one_that_it_is_finished(
         assert capsys.readouterr().out == f"{told}\nrun folder {folder}\n"
 
 
+@pytest.mark.nightly
 def test_ctrl_c_ends_a_run_in_one_line(tmp_path: Path) -> None:
     with started([sys.executable, *MODULE[:-1], f"save_path={tmp_path}/run", "train_iterations=100000"]) as process:
         eventually(lambda: (tmp_path / "run" / "metrics.jsonl").exists(), 60, "the first iteration")

@@ -97,6 +97,7 @@ def test_a_worker_of_which_several_episodes_break_the_update_is_suspected(tmp_pa
     assert [line["episodes_refused"] for line in metrics(tmp_path / "run")] == [3, 0]
 
 
+@pytest.mark.nightly
 @pytest.mark.timeout(600)  # two launches
 def test_a_group_of_ranks_that_broke_off_starts_again_without_the_episode(tmp_path: Path) -> None:
     command = [sys.executable, RUN, *words(tmp_path, "trainer=torchrun", "trainer.nproc_per_node=2")]
