@@ -35,8 +35,8 @@ PAGE_BYTES = 1 << 22
 _NEWEST, _NEWEST_ROWS = 12, 20_000
 """Episodes whose steps and pictures are in a report, and those in its list."""
 
-_SCRIPTS = ("dom", "source", "index", "route", "charts", "screen")
-_VIEWS = ("overview", "episodes", "episode", "tasks", "workers", "app")
+_SCRIPTS = ("dom", "source", "index", "route", "charts", "figures", "events", "screen")
+_VIEWS = ("run", "overview", "episodes", "episode", "tasks", "workers", "app")
 _ALL_OF = re.compile(r'^import \* as (\w+) from "\./(\w+)\.js";', re.MULTILINE)
 _SOME_OF = re.compile(r'^import (\{[^}]+\}) from "\./(\w+)\.js";', re.MULTILINE)
 _EXPORTED = re.compile(r"^export (?:async )?(?:function|class|const) (\w+)", re.MULTILINE)
@@ -89,10 +89,17 @@ def _answers(run: ViewedRun, choose: Choose, rows: int | None = None) -> dict[st
     for key in choose(run, table["first"]):
         with suppress(KeyError, TrajectoryError):  # the page names files that cannot be read
             episodes[key], images[key] = run.episode(key), _pictures(run.read(key))
-    told["state"] |= {"running": False, "written": time.time()}  # nothing comes after
+    told["state"]["written"] = time.time()  # nothing comes after
     table["first"] = 0
-    timeline = json.loads(run.timeline_news("", ""))
-    return {"run": told, "rows": table, "timeline": timeline, "episode": episodes, "images": images}
+    timeline, status = json.loads(run.timeline_news("", "")), run.status()
+    return {
+        "run": told,
+        "rows": table,
+        "timeline": timeline,
+        "status": status,
+        "episode": episodes,
+        "images": images,
+    }
 
 
 def _evenly(run: ViewedRun, first: int) -> list[str]:

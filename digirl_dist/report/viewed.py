@@ -4,19 +4,26 @@ from __future__ import annotations
 
 import json
 import math
+import os
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, TypeVar
 
+import msgspec
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from digirl_dist.emulator.remembered import recalled
 from digirl_dist.emulator.touch_actions import SAID, TOKENS, DeviceAction
 from digirl_dist.errors import ActionError, RunFolderError
+from digirl_dist.protocol.job_folder import JobFolder
 from digirl_dist.report.followed import Followed
 from digirl_dist.report.picture import screenshot
+from digirl_dist.settings import Settings, regular_file
+from digirl_dist.settings.key_places import options_of_groups
 from digirl_dist.settings.keys import flat
 from digirl_dist.settings.safe_yaml import read_mapping
 from digirl_dist.storage import json_lines
@@ -36,11 +43,15 @@ _LINE_BYTES, _ALL_LINE_BYTES = 2**25, 2**27
 """What is kept of the lines of a run, and of all."""
 _NOTHING = '{"fresh":true,"next":"","lines":[]}'
 _DEEPEST = 100
-_SHOWN_EVENTS = ("worker_joined", "worker_lost", "pushed", "slot", "bsize", "worker_added", "worker_left")
-_BULKY = ("slot_seconds", "slot_seconds_by_worker", "episodes_by_worker")
+_USUAL_EVENTS = ("episode", "episode_doubled", "episode_dropped", "judged", "relayed", "worker_machine")
+"""Events that pages do not get: the index has the episodes."""
+_LONGEST = 400
+"""Characters of what a run does now."""
+_LOG_BYTES = 1 << 16
+_BULKY = ("slot_seconds_by_worker", "episodes_by_worker")
 _SPENT = ("iteration", "time", "iteration_s", "slot_seconds_by_worker")
 _NUMBERS = ("iteration", "ticket", "slot", "policy_version", "seed", "steps", "attempt")
-_REALS = ("reward", "time")
+_REALS = ("reward", "time", "seconds")
 _FLAGS = ("success", "truncated")
 _WORDS = ("worker", "task", "instruction", "purpose", "trouble")
 
@@ -78,7 +89,13 @@ class ViewedRun:
         size = sum(json_lines.JsonLines(file).size() for file in files)
         there: dict[str, Json] = {"id": self._id, "gone": not (self.folder / "config.yaml").exists()}
         stands = run_state(self.folder)
-        there |= {"running": stands.state == "running", "failed": stands.state == "failed", "state": str(stands)}
+        since = stands.doing_since if stands.state == "running" else stands.since
+        there |= {
+            "state": stands.state,
+            "words": _short(str(stands), _LONGEST),
+            "since": None if since is None else int(since),
+        }
+        there["doing"] = _short(stands.doing, _LONGEST)
         return {"name": self.name, "episodes": len(self.index), "unread": self._unread, "metrics": size, **there}
 
     def news(self, figures: str, measured: str, stamp: str) -> str:
@@ -90,10 +107,11 @@ class ViewedRun:
         if progress["gone"]:
             notes.append(f"{self.folder} is no run folder any more: was it moved or deleted?")
         now = _stamp(self.folder / "config.yaml")
-        config = None if now == stamp else dict(flat(_noted(notes, config_of, self.folder) or {}))
+        content = {} if now == stamp else _noted(notes, config_of, self.folder) or {}
+        config = None if now == stamp else {"config": dict(flat(content)), "given": _given(content)}
         lines = [_noted(notes, file.news, at) for file, at in ((self._figures, figures), (self._measured, measured))]
         kept = Checkpoints(self.folder / "checkpoints").iterations()
-        there = {"folder": str(self.folder), "notes": notes, "checkpoints": kept, "config": config, "stamp": now}
+        there = {"folder": str(self.folder), "notes": notes, "checkpoints": kept, "settings": config, "stamp": now}
         parts = (json.dumps(clean({**progress, **there})), *(each or _NOTHING for each in lines))
         return '{{"state":{},"figures":{},"measured":{}}}'.format(*parts)
 
@@ -102,6 +120,24 @@ class ViewedRun:
         asked = ((self._spent, iterations), (self._events, events))
         spent, happened = (_noted([], file.news, at) or _NOTHING for file, at in asked)
         return f'{{"iterations":{spent},"events":{happened}}}'
+
+    def status(self) -> Json:
+        """Returns what each worker and slot does, as ``status.json`` has it; {} where that cannot be read."""
+        try:
+            return clean(json.loads(regular_file.content(self.folder / "status.json")))
+        except (OSError, ValueError, RecursionError):
+            return {}
+
+    def log(self, worker: str, slot: int | None) -> str:
+        """Returns, as JSON, the end of a localhost worker's log, or of a slot's; empty where none is in the folder."""
+        job = JobFolder(self.folder / "dry_run" / "jobs" / f"{self._id}-{Path(worker).name}")
+        path, text = job.log if slot is None else job.slot_log(slot), b""
+        with suppress(OSError, ValueError):
+            if path.resolve().is_relative_to(self.folder.resolve()):
+                with regular_file.opened(path) as file:
+                    file.seek(max(0, file.seek(0, os.SEEK_END) - _LOG_BYTES))
+                    text = file.read(_LOG_BYTES)
+        return json.dumps(text.decode(errors="replace"))
 
     def rows(self, first: int, most: int | None = None) -> dict[str, Json]:
         """Returns the index from row ``first`` on, by columns; texts are numbers into a list of ``words``."""
@@ -206,10 +242,20 @@ def _spent_of(line: dict[str, Json]) -> dict[str, Json] | None:
 
 
 def _shown_event(event: dict[str, Json]) -> dict[str, Json] | None:
-    if event.get("event") not in _SHOWN_EVENTS:
+    if event.get("event") in _USUAL_EVENTS:
         return None
     found: dict[str, Json] = clean(event)
     return found
+
+
+def _given(content: Mapping[str, Json]) -> list[str]:
+    """Returns the keys of a configuration whose values somebody chose: those that are not the defaults."""
+    usual = dict(flat(msgspec.to_builtins(Settings())))
+    for group, options in options_of_groups().items():
+        chosen = content.get(group)
+        if isinstance(chosen, Mapping) and (kind := options.get(str(chosen.get("name")))) is not None:
+            usual |= flat(msgspec.to_builtins(kind()), group)
+    return [key for key, value in flat(content) if key not in usual or usual[key] != value]
 
 
 def _stamp(path: Path) -> str:
@@ -245,8 +291,21 @@ def _step(step: Step) -> dict[str, Json]:
     action = step.action if isinstance(step.action, dict) else {}
     shown = {key: value for key, value in action.items() if key != TOKENS} if action else step.action
     ends = {"terminated": step.terminated, "truncated": step.truncated}
-    said = {"said": action.get(SAID), "caption": caption(step.action)}
+    said = {"said": action.get(SAID), "caption": caption(step.action), "touched": _touched(step)}
     return {"action": shown, **said, "log_prob": step.log_prob, "reward": step.reward, **ends}
+
+
+def _touched(step: Step) -> str:
+    """Names what the action touched; empty where the observation does not name what is on the screen."""
+    try:
+        at, labels = DeviceAction.from_json(step.action), recalled(step.observation.text).labels
+    except (ActionError, TypeError, RecursionError):
+        return ""
+    there = [each for each in labels if each.left <= at.x <= each.right and each.top <= at.y <= each.bottom]
+    if not there or "x" not in DeviceAction.FIELDS[at.type]:
+        return ""
+    smallest = min(there, key=lambda each: (each.right - each.left) * (each.bottom - each.top))
+    return f"{smallest.role} “{_short(smallest.name, 40)}”".strip()
 
 
 def _seen(observation: Observation) -> dict[str, Json]:

@@ -54,7 +54,7 @@ _ROWS = pa.schema(
         **dict.fromkeys(("worker", "task", "instruction", "purpose", "key"), pa.string()),
     }.items()
 )
-_FROM_EVENTS = {"time": pa.float64(), "attempt": pa.int32(), "trouble": pa.string()}
+_FROM_EVENTS = {"time": pa.float64(), "attempt": pa.int32(), "trouble": pa.string(), "seconds": pa.float64()}
 
 Columns = dict[str, pa.Array]
 
@@ -84,7 +84,7 @@ class EpisodeIndex:
         self._seen: set[str] = set()
         self._waiting: list[str] = []
         """Files that were found and not read yet."""
-        self._arrivals: dict[str, tuple[float, int, str]] = {}
+        self._arrivals: dict[str, tuple[float, int, str, float | None]] = {}
         """What the events say of episodes, by key; of some before their file has been read."""
         self._unreadable: dict[str, tuple[int, str]] = {}
         """When they were written last, and why: one that is still being copied is tried again."""
@@ -142,13 +142,14 @@ class EpisodeIndex:
             yield from sorted(glob.iglob(f"{glob.escape(str(self._folder))}/{pattern.format(number)}"))
 
     def table(self, first: int = 0, most: int | None = None) -> pa.Table:
-        """Returns ``most`` rows from ``first`` on. ``time`` (Unix seconds), ``attempt`` and ``trouble`` are from the
-        events: when the episode landed, how often its ticket was leased before, and why."""
+        """Returns ``most`` rows from ``first`` on. ``time`` (Unix seconds), ``attempt``, ``trouble`` and ``seconds``
+        are from the events: when the episode landed, how often its ticket was leased before, why, and how long it took.
+        """
         with self._lock:
             if not self._chunks:
                 return _empty()
             rows = pa.concat_tables(self._chunks).slice(first, most).combine_chunks()
-            arrivals = [self._arrivals.get(key, (None, None, "")) for key in rows["key"].to_pylist()]
+            arrivals = [self._arrivals.get(key, (None, None, "", None)) for key in rows["key"].to_pylist()]
         for place, (name, kind) in enumerate(_FROM_EVENTS.items()):
             rows = rows.append_column(name, pa.array([arrival[place] for arrival in arrivals], kind))
         return rows
@@ -241,9 +242,9 @@ class EpisodeIndex:
                 self._pending[key].append(str(event.get("reason", "")))
             elif key:
                 trouble = "; ".join(dict.fromkeys(self._pending.pop(key, [])))
-                attempt, time = event.get("attempt", 0), event.get("time")
+                attempt, time, took_s = event.get("attempt", 0), event.get("time"), event.get("seconds")
                 if isinstance(time, float) and type(attempt) is int:
-                    self._arrivals[key] = (time, attempt, trouble)
+                    self._arrivals[key] = (time, attempt, trouble, took_s if isinstance(took_s, float) else None)
 
 
 def _key_of(event: Mapping[str, Json]) -> str:

@@ -34,6 +34,8 @@ class _Ending(msgspec.Struct):
     state: State = "running"
     what: str = "the run"
     error: str = ""
+    doing: str = ""
+    since: float | None = None
 
 
 _ENDINGS = msgspec.json.Decoder(_Ending)
@@ -48,6 +50,9 @@ class RunState:
     error: str = ""
     """Why it failed."""
     since: float | None = None
+    doing: str = ""
+    """What it does, or did last."""
+    doing_since: float | None = None
 
     def __str__(self) -> str:
         words = {"running": "is running", "interrupted": "was interrupted", "unknown": "left no word of its end"}
@@ -61,8 +66,9 @@ def run_state(folder: Path) -> RunState:
     except (OSError, ValueError, RecursionError, RunFolderError):
         return RunState("running" if is_running(folder) else "unknown")
     if told.state == "running" and not is_running(folder):
-        return RunState("interrupted", told.what, "its process ended without a word", told.time)
-    return RunState(told.state, told.what, told.error, told.time)
+        error = "its process ended without a word"
+        return RunState("interrupted", told.what, error, told.time, told.doing, told.since)
+    return RunState(told.state, told.what, told.error, told.time, told.doing, told.since)
 
 
 def is_running(folder: Path) -> bool:

@@ -125,6 +125,11 @@ class Pages:
             Route("/api/run", self._of_run(self._news)),
             Route("/api/rows", self._of_run(lambda run, request: run.rows(_number(request, "first") or 0, _ROWS))),
             Route("/api/timeline", self._of_run(self._timeline)),
+            Route(
+                "/api/log",
+                self._of_run(lambda run, asked: run.log(asked.query_params["worker"], _number(asked, "slot"))),
+            ),
+            Route("/api/status", self._of_run(lambda run, request: run.status())),
             Route("/api/episode", self._of_run(lambda run, request: run.episode(request.query_params["key"]))),
             Route("/api/explain", self._of_run(self._explain)),
             Route("/api/image", self._image),

@@ -20,7 +20,10 @@ from digirl_dist.storage import episode_file, parquet
 pytestmark = [pytest.mark.component, pytest.mark.long_file(60), pytest.mark.timeout(600)]
 
 
-PLACES = ("#/runs", "#/episodes", "#/tasks", "#/workers", "#/episode/seed-0/t3.0", "#/compare/seed-0?keys=t3.0,t3.1")
+PLACES = (
+    *("#/runs", "#/run/seed-0", "#/episodes", "#/tasks", "#/workers", "#/events", "#/events?worker=10.0.0.3&slot=0"),
+    *("#/episode/seed-0/t3.0", "#/compare/seed-0?keys=t3.0,t3.1"),
+)
 
 
 @pytest.fixture(scope="module")
@@ -110,8 +113,8 @@ def test_which_episodes_are_behind_a_point_of_a_curve(browser: Browser) -> None:
 
 def test_a_click_on_a_curve_opens_the_run_that_it_is_of(browser: Browser) -> None:
     browser.go("#/runs")
-    browser.wait("document.querySelectorAll('.chart .c2.dot').length > 1")
-    at = """const dot = document.querySelectorAll('.chart .c2.dot')[1].getBoundingClientRect();
+    browser.wait("document.querySelectorAll('.chart .r2.dot').length > 1")
+    at = """const dot = document.querySelectorAll('.chart .r2.dot')[1].getBoundingClientRect();
       const place = {bubbles: true, clientX: dot.x + dot.width / 2, clientY: dot.y};"""
     catcher = "document.querySelector('.chart .catch')"
     browser.page.run(f"{at} {catcher}.dispatchEvent(new MouseEvent('mousemove', place))")
@@ -131,7 +134,7 @@ def test_where_would_the_policy_have_touched(browser: Browser) -> None:
 def test_how_did_the_same_start_end_for_others_and_for_other_policies(browser: Browser) -> None:
     browser.click("nav a", "Episodes")
     browser.click(".item a")
-    browser.says("Began alike")
+    browser.says("Same task and seed")
     browser.click(".others a.button", "across checkpoints")
     browser.wait("document.querySelectorAll('.strip').length === 10")
 
@@ -241,7 +244,7 @@ def test_filters_and_order_are_those_that_were_asked_for(browser: Browser) -> No
     browser.go("#/episodes?run=seed-0&outcome=success&iteration_from=1&iteration_to=2&sort=iteration")
     browser.says("6 of 30 episodes, 6 successful")
     found = browser.page.run(f"return {rows}")
-    assert [row[0] for row in found] == ["1", "1", "2", "2", "2", "2"]
+    assert [row[1] for row in found] == ["1", "1", "2", "2", "2", "2"]
     assert browser.text(".head").split("\n")[0] == "iteration ↑"
     browser.go("#/episodes?run=seed-0&text=NOTES&worker=10.0.0.3")
     browser.says("5 of 30 episodes")
@@ -275,7 +278,8 @@ def test_names_without_end_and_a_run_without_an_iteration_have_their_place(
     with served([named]) as viewer:
         browser = Browser(viewer.url, 420, 860)
         there = {
-            f"#/runs?figure={'w' * 300}": "#figure",
+            "#/runs": ".charts .chart:not(.waits)",
+            "#/events": ".events td",
             "#/episodes": ".item",
             "#/episode/named/t1.0": ".facts",
             "#/tasks": ".tasks a",
@@ -292,7 +296,7 @@ def test_names_without_end_and_a_run_without_an_iteration_have_their_place(
         browser.go("#/tasks")
         browser.says("No training episode has landed yet")
         browser.go("#/workers")
-        browser.says("No iteration has told of its workers yet")
+        browser.says("No worker data yet")
         browser.close()
 
 
@@ -308,7 +312,7 @@ def test_one_value_without_measure_has_an_axis_and_a_pointer_finds_the_point_tha
     (long / "metrics.jsonl").write_text("".join(f"{json.dumps(line)}\n" for line in lines))
     with served([huge]) as viewer:
         browser = Browser(viewer.url)
-        browser.wait("document.querySelectorAll('.chart').length === 2")
+        browser.wait("document.querySelectorAll('.chart:not(.waits)').length === 2")
         outside = "[...document.querySelectorAll('.tick')].filter((each) => each.getBBox().x < 0)"
         assert browser.page.run(f"return {outside}.map((each) => each.textContent)") == []
         assert "1e17" in browser.text(".chart + .chart") and "1.00e+17" in browser.text(".tiles")
@@ -402,7 +406,7 @@ def test_nothing_that_a_run_says_becomes_markup(chromium_is_installed: None, tmp
         "[...document.querySelectorAll('*')].filter((e) => [...e.attributes].some((a) => a.name.startsWith('on')))"
     )
     found = f'return [document.querySelectorAll("{made}").length, {handlers}.length, window.hit ?? 0]'
-    places = ["#/runs", "#/episodes", "#/tasks", "#/workers"]
+    places = ["#/runs", "#/episodes", "#/tasks", "#/workers", "#/events"]
     read = "document.querySelector('h1, .note') !== null && !document.body.innerText.includes('Reading the episode')"
     with served([folder]) as viewer:
         for address in (viewer.url, write_report(ViewedRun(folder)).as_uri()):
@@ -449,7 +453,7 @@ def test_what_comes_later_can_be_chosen_and_disturbs_nobody(chromium_is_installe
         browser.page.run("document.querySelector('h1').dataset.same = 'yes'")
         episode_file.write(landing.with_name("000001-00005.episode"), another := episode(1, 5, True))
         append(folder / "events.jsonl", landed(another, 1.9e9))
-        browser.says("4\t1\titeration 1", ".tasks")
+        browser.says("4\t50 %\t50 %", ".tasks")
         assert browser.page.run("return document.querySelector('h1').dataset.same"), "only the rows are drawn anew"
         browser.close()
 

@@ -3,22 +3,29 @@
 from __future__ import annotations
 
 import json
+import os
 import socket
 import urllib.error
 import urllib.request
 from contextlib import ExitStack
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from process_watch import eventually
-from small_run import append, make_run
+from small_run import append, episode, make_run
 from viewer_site import served
 
 from chaos.page import watch_page
 from digirl_dist import Run
+from digirl_dist.emulator import Label
+from digirl_dist.emulator.remembered import told
 from digirl_dist.errors import UntrustedError
-from digirl_dist.report.viewed import ViewedRun
+from digirl_dist.protocol.job_folder import JobFolder
+from digirl_dist.report.viewed import ViewedRun, named
+from digirl_dist.storage import parquet
 from digirl_dist.storage.checkpoint import Checkpoints
+from digirl_dist.trajectory import Observation
 from digirl_dist.viewer.explainer import Explainer
 
 pytestmark = pytest.mark.component
@@ -60,16 +67,36 @@ def test_one_new_line_costs_a_page_that_line_alone(tmp_path: Path) -> None:
         append(run / "metrics.jsonl", {"iteration": number, "text": "x" * 900})
     viewed = ViewedRun(run)
     first = json.loads(viewed.news("", "", ""))
-    assert len(first["figures"]["lines"]) == 1000 and first["figures"]["fresh"] and first["state"]["config"]
+    assert len(first["figures"]["lines"]) == 1000 and first["figures"]["fresh"] and first["state"]["settings"]
     append(run / "metrics.jsonl", {"iteration": 1000, "text": "y"})
     answer = viewed.news(first["figures"]["next"], first["measured"]["next"], first["state"]["stamp"])
     news = json.loads(answer)
     assert [line["text"] for line in news["figures"]["lines"]] == ["y"] and not news["figures"]["fresh"]
-    assert news["state"]["config"] is None and len(answer) < 50_000
+    assert news["state"]["settings"] is None and len(answer) < 50_000
     (run / "metrics.jsonl").rename(tmp_path / "before")
     append(run / "metrics.jsonl", {"iteration": 0})
     anew = json.loads(viewed.news(news["figures"]["next"], "", ""))["figures"]
     assert anew["fresh"] and anew["lines"] == [{"iteration": 0}]
+
+
+def test_a_new_line_of_one_of_twenty_runs_costs_a_page_less_than_fifty_kilobytes(tmp_path: Path) -> None:
+    """What it is told of all runs, and what it then asks for about this one."""
+    run = make_run(tmp_path / "run", iterations=1)
+    spent = dict.fromkeys(("step", "policy", "reset", "boot", "push", "update", "barrier"), 12.5)
+    line = {"slot_seconds_by_worker": {f"10.0.0.{k}": spent for k in range(40)}, "slot_seconds": spent, "loss": 0.5}
+    for number in range(1, 1000):
+        append(run / "metrics.jsonl", {"iteration": number, "time": 1.8e9 + number, "iteration_s": 30.0, **line})
+    runs = named([run] * 20)
+    (viewed, *_) = runs.values()
+    viewed.follow(everything=True)
+    first, before = json.loads(viewed.news("", "", "")), json.loads(viewed.timeline_news("", ""))
+    append(run / "metrics.jsonl", {"iteration": 1000, "time": 1.8e9 + 1000, "iteration_s": 30.0, **line})
+    live = json.dumps([each.progress() for each in runs.values()])
+    news = viewed.news(first["figures"]["next"], first["measured"]["next"], first["state"]["stamp"])
+    timeline = viewed.timeline_news(before["iterations"]["next"], before["events"]["next"])
+    rows, status = json.dumps(viewed.rows(len(viewed.index))), json.dumps(viewed.status())
+    assert len(json.loads(news)["figures"]["lines"]) == len(json.loads(timeline)["iterations"]["lines"]) == 1
+    assert sum(map(len, (live, news, timeline, rows, status))) < 50_000
 
 
 def test_the_lines_that_are_kept_for_pages_are_bounded(tmp_path: Path) -> None:
@@ -90,6 +117,48 @@ def test_an_episode_is_explained_within_the_memory_that_a_stranger_gets(tmp_path
     found = explainer.explain(run, "t0.0", None)
     explainer.close()
     assert (found["no_probabilities"], found["no_outcomes"]) == ("", "") and found["probabilities"]
+
+
+def test_only_logs_in_the_run_folder_are_read(tmp_path: Path) -> None:
+    run = make_run(tmp_path / "run", iterations=1)
+    (run / "run.json").write_text('{"run_id": "r"}')
+    viewed = ViewedRun(run)
+    job = JobFolder(run / "dry_run/jobs/r-localhost-0")
+    job.root.mkdir(parents=True)
+    job.slot_log(0).write_text("x" * 100_000 + "the end")
+    assert json.loads(viewed.log("localhost-0", 0)).endswith("the end") and len(viewed.log("localhost-0", 0)) < 70_000
+    (tmp_path / "secret.log").write_text("secret")
+    job.slot_log(1).symlink_to(tmp_path / "secret.log")
+    os.mkfifo(job.slot_log(2))
+    (run / "dry_run/jobs/r-linked").symlink_to(tmp_path)
+    (tmp_path / "slot-0.log").write_text("secret")
+    for worker, slot in (
+        ("localhost-0", 1),
+        ("localhost-0", 2),
+        ("linked", 0),
+        ("../../../..", 0),
+        ("\0", 0),
+        ("x", 9),
+    ):
+        assert viewed.log(worker, slot) == '""', (worker, slot)
+
+
+def test_what_a_step_touched_is_named_where_the_observation_names_it(tmp_path: Path) -> None:
+    run = make_run(tmp_path / "run", iterations=1)
+    one = episode(1, 0, True, steps=2)
+    labels = [Label("page", "", 0, 0, 1, 1), Label("OK", "button", 0.2, 0.2, 0.3, 0.3)]
+    deep = Observation("touch\nOn screen: " + "[" * 100_000)
+    steps = [replace(one.steps[0], observation=Observation(told("touch OK", (), labels))), one.steps[1]]
+    parquet.write(run / "trajectories" / "000001.parquet", [replace(one, steps=steps, final_observation=deep)])
+    viewed = ViewedRun(run)
+    viewed.follow(everything=True)
+    assert [step["touched"] for step in viewed.episode("t1.0")["steps"]] == ["button “OK”", ""]
+
+
+def test_what_somebody_set_is_told_from_what_follows_from_it(tmp_path: Path) -> None:
+    run = make_run(tmp_path / "run", iterations=1, train_algorithm="digirl", seed=3)
+    given = json.loads(ViewedRun(run).news("", "", ""))["state"]["settings"]["given"]
+    assert {"seed", "train_algorithm", "agent.width"} <= set(given) and len(given) < 12, given
 
 
 @pytest.mark.long(60)

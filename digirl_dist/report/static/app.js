@@ -3,16 +3,19 @@
 import { el, hint, show, table } from "./dom.js";
 import { compare, episode } from "./episode.js";
 import { episodes } from "./episodes.js";
+import { events } from "./events.js";
 import { Index } from "./index.js";
 import { overview } from "./overview.js";
-import { go, link, route } from "./route.js";
+import { go, link, note, route } from "./route.js";
+import { isLive, runPage } from "./run.js";
 import * as source from "./source.js";
 import { tasks } from "./tasks.js";
 import { workers } from "./workers.js";
 
-const VIEWS = table({ runs: overview, episodes, episode, compare, tasks, workers });
-const TABS = [["runs", "Runs"], ["episodes", "Episodes"], ["tasks", "Tasks"], ["workers", "Workers"]];
-const KEYS = [["1 – 4", "views"], ["/", "search"], ["↑ ↓", "the list of episodes"], ["← →", "steps"], ["j k", "episodes"], ["h d", "heat map, changes"], ["g c", "its group, across checkpoints"], ["+ −", "zoom"], ["Esc", "back"], ["?", "this list"]];
+const VIEWS = table({ runs: overview, run: runPage, episodes, episode, compare, tasks, workers, events });
+const TABS = [["runs", "Runs"], ["episodes", "Episodes"], ["tasks", "Tasks"], ["workers", "Workers"], ["events", "Events"]];
+const TICK_MS = 2000;
+const KEYS = [["1 – 5", "views"], ["/", "search"], ["↑ ↓", "runs, tasks, episodes"], ["← →", "steps"], ["j k", "episodes"], ["h d", "heat map, what changed"], ["g c", "its group, across checkpoints"], ["+ −", "zoom"], ["Esc", "back"], ["?", "this list"]];
 const main = document.getElementById("main");
 const keys = el("dialog", { class: "card", "aria-label": "keys" }, el("dl", { class: "terms" }, KEYS.map(([key, act]) => [el("dt", {}, key), el("dd", {}, act)])), el("button", { type: "button", class: "small", on: { click: () => keys.close() } }, "Close"));
 document.body.append(keys);
@@ -21,19 +24,22 @@ const state = {
   runs: new Map(),
   indices: new Map(),
   hidden: new Set(),
-  bands: true,
   listed: "#/episodes",
   tops: new Map(), // how far each list of episodes was scrolled, by its address
   index: (run) => state.indices.get(run),
   redraw: () => draw(),
+  // Changes the address of the view that is shown, and nothing else.
+  note: (query) => {
+    Object.assign(state.route.query, query);
+    note(state.route.view, state.route.query, ...state.route.parts);
+  },
   is: (place) => place.isConnected,
 };
 
 function draw() {
   hint("");
   state.route = route();
-  state.live = state.keys = null;
-  state.figure = state.route.query.figure;
+  state.live = state.keys = state.tick = null;
   if (state.route.view === "episodes") state.listed = location.hash;
   const place = el("div", { class: `view ${state.route.view}` });
   main.replaceChildren(place);
@@ -44,10 +50,10 @@ function draw() {
 }
 
 function bar() {
-  const now = { episode: "episodes", compare: "episodes" }[state.route.view] || state.route.view;
-  const run = state.route.query.run || (state.route.view === "episode" ? state.route.parts[0] : "");
+  const now = { episode: "episodes", compare: "episodes", run: "runs" }[state.route.view] || state.route.view;
+  const run = state.route.query.run || (["episode", "compare", "run"].includes(state.route.view) ? state.route.parts[0] : "");
   const tabs = TABS.map(([view, title]) => el("a", { href: link(view, view === "runs" ? {} : { run }), "aria-current": now === view ? "page" : null }, title));
-  const live = [...state.runs.values()].some((each) => each.running);
+  const live = [...state.runs.values()].some(isLive);
   const word = state.connected === false ? "not connected" : source.isBundle ? written() : live ? "live" : "";
   show(document.getElementById("bar"), el("span", { class: "brand" }, "digirl_dist"), el("nav", { "aria-label": "views" }, tabs), el("span", { class: `live ${live ? "on" : ""}`, role: "status" }, word), el("button", { type: "button", class: "small keys-button", on: { click: showKeys } }, "Keys (?)"));
 }
@@ -72,7 +78,7 @@ async function refreshIndex(run) {
   let grown = false;
   let answer;
   do {
-    answer = await source.rows(run, index.size);
+    answer = await source.rows(run, answer ? index.size : index.wanted);
     grown = index.add(answer) || grown;
   } while (answer.more);
   return grown;
@@ -80,6 +86,7 @@ async function refreshIndex(run) {
 
 let busy = null;
 let told = [];
+let handled = new Map(); // what was told of each run before
 
 async function changed(progress) {
   told = progress;
@@ -92,28 +99,26 @@ async function update() {
   let seen;
   do {
     seen = told;
-    const known = (run) => state.runs.get(run.name) || {};
-    if (seen.some((run) => run.id && known(run).id && run.id !== known(run).id)) return location.reload(); // another run has its folder
-    const differs = (run) => run.metrics !== known(run).size || run.gone !== known(run).gone || run.state !== known(run).state;
-    const changed = seen.filter(differs);
-    const newFigures = changed.length > 0;
-    await refreshRuns(changed.map((run) => run.name));
-    const before = [...state.indices.values()].map((index) => index.unread).join();
-    const grown = await Promise.all(seen.map((run) => refreshIndex(run.name)));
-    const read = before !== [...state.indices.values()].map((index) => index.unread).join();
-    if (newFigures && state.route.view === "runs") draw();
-    else if ((grown.some(Boolean) || read) && state.live) state.live();
+    const another = (run) => run.id && state.runs.get(run.name)?.id && run.id !== state.runs.get(run.name).id;
+    if (seen.some(another)) return location.reload(); // another run has its folder
+    const names = (...parts) => seen.filter((run) => parts.some((part) => run[part] !== handled.get(run.name)?.[part])).map((run) => run.name);
+    await refreshRuns(names("metrics", "gone", "state"));
+    for (const { name, doing, since } of seen) Object.assign(state.runs.get(name), { doing, since });
+    await Promise.all(names("episodes", "unread", "metrics").map(refreshIndex));
+    handled = new Map(seen.map((run) => [run.name, run]));
+    await state.live?.();
   } while (seen !== told);
+  bar();
 }
 
 function pressed(event) {
   if (event.ctrlKey || event.metaKey || event.altKey) return;
-  const typing = event.target.matches("input:not([type=checkbox]):not([type=radio]), select, textarea");
+  const typing = event.target.matches?.("input:not([type=checkbox]):not([type=radio]), select, textarea");
   if (typing) return event.key === "Escape" ? event.target.blur() : undefined;
-  const views = { 1: "runs", 2: "episodes", 3: "tasks", 4: "workers" };
+  const views = Object.fromEntries(TABS.map(([view], place) => [place + 1, view]));
   const search = () => (document.getElementById("f-text") ? document.getElementById("f-text").focus() : go("episodes"));
   if (event.key === "?") return showKeys();
-  if (keys.open) return;
+  if (keys.open || event.target.matches?.("pre[tabindex]")) return;
   const act = state.keys?.(event) || (event.key === "/" ? search : views[event.key] && (() => go(views[event.key])));
   if (!act) return;
   event.preventDefault();
@@ -127,6 +132,7 @@ async function start() {
   await Promise.all([...state.runs.keys()].map(refreshIndex));
   if (state.live) state.live();
   else if (state.route.view !== "runs") draw();
+  setInterval(() => document.hidden || state.tick?.(), TICK_MS);
   source.follow(changed, (connected) => {
     state.connected = connected;
     bar();
@@ -137,6 +143,6 @@ document.querySelector(".skip").addEventListener("click", (event) => {
   event.preventDefault(); // its address would lead to another view
   main.focus();
 });
-window.addEventListener("hashchange", draw);
+window.addEventListener("hashchange", () => state.runs.size && draw());
 window.addEventListener("keydown", pressed);
 start().catch((error) => show(main, el("p", { class: "note" }, error.message)));

@@ -5,6 +5,9 @@ import { el, hint, short, svg } from "./dom.js";
 const WIDTH = 460;
 const HEIGHT = 200;
 const EDGE = { left: 54, right: 10, top: 10, bottom: 28 };
+const ROOM = 104; // for the names at the ends of lines
+const LABELS = 12;
+const LABEL = 12;
 
 export function ticks(low, high, most = 5) {
   const raw = (high - low) / most || 1;
@@ -15,23 +18,39 @@ export function ticks(low, high, most = 5) {
   return found;
 }
 
-// lines: [{name, colour, points: [{x, y, low, high}]}]; pick(x, line) is called for a click, with the line that is nearest there.
-export function lineChart({ title, lines, bounds, pick, x_title = "iteration" }) {
+// lines: [{name, colour, points: [{x, y, low, high, at}], raw}]; ``raw`` are the points before they were smoothed.
+// pick(point, line) is called for a click, with the point and line that are nearest there, of which ``says`` tells;
+// ``now`` marks a place.
+export function lineChart({ title, lines, bounds, pick, x_title = "iteration", now = null, says = (point, line) => `episodes of ${line.name}` }) {
   const points = lines.flatMap((line) => line.points);
   if (!points.length) return el("figure", { class: "chart" }, el("figcaption", {}, el("b", {}, title)), el("p", { class: "hint" }, "no values yet"));
+  const named = lines.length > 1 && lines.length <= LABELS;
+  const right = WIDTH - (named ? ROOM : EDGE.right);
   const xs = extent(points.map((point) => point.x), 0);
   const ys = bounds || extent(points.flatMap((point) => [point.low ?? point.y, point.high ?? point.y]), 0.08);
   const scale = {
-    x: (value) => EDGE.left + ((value - xs[0]) / (xs[1] - xs[0])) * (WIDTH - EDGE.left - EDGE.right),
+    right,
+    x: (value) => EDGE.left + ((value - xs[0]) / (xs[1] - xs[0])) * (right - EDGE.left),
     y: (value) => HEIGHT - EDGE.bottom - ((value - ys[0]) / (ys[1] - ys[0])) * (HEIGHT - EDGE.top - EDGE.bottom),
   };
   const canvas = svg("svg", { viewBox: `0 0 ${WIDTH} ${HEIGHT}`, role: "img", "aria-label": `${title}: ${lines.map(described).join("; ")}` });
   canvas.append(...axes(scale, xs, ys, x_title));
-  for (const line of lines) canvas.append(...band(line, scale), ...curve(line, scale));
+  for (const line of lines) canvas.append(...band(line, scale), ...(line.raw ? [path(line.raw, scale, `raw ${line.colour}`)] : []), ...curve(line, scale));
+  if (named) canvas.append(...labels(lines, scale));
+  if (now !== null) canvas.append(svg("line", { class: "now", x1: scale.x(now), x2: scale.x(now), y1: EDGE.top, y2: HEIGHT - EDGE.bottom }));
   const mark = svg("line", { class: "cursor", y1: EDGE.top, y2: HEIGHT - EDGE.bottom, visibility: "hidden" });
-  const places = [...new Set(points.map((point) => point.x))];
-  canvas.append(mark, catcher(canvas, mark, { lines, scale, xs, places, title, pick, x_title }));
+  canvas.append(mark, catcher(canvas, mark, { lines: lines.filter((line) => line.points.length), scale, xs, title, pick, x_title, says }));
   return el("figure", { class: pick ? "chart pickable" : "chart" }, el("figcaption", {}, el("b", {}, title)), canvas);
+}
+
+// The names of lines at their ends, below each other where they would overlap.
+function labels(lines, scale) {
+  const ends = lines.filter((line) => line.points.length).map((line) => ({ line, y: scale.y(line.points[line.points.length - 1].y) }));
+  ends.sort((a, b) => a.y - b.y);
+  ends.forEach((end, place) => (end.y = Math.max(end.y, place ? ends[place - 1].y + LABEL : EDGE.top)));
+  const over = Math.max(0, (ends[ends.length - 1]?.y ?? 0) - (HEIGHT - EDGE.bottom));
+  const cut = (name) => (name.length > 15 ? `${name.slice(0, 14)}…` : name);
+  return ends.map(({ line, y }) => svg("text", { class: `line-name ${line.colour}`, x: scale.right + 5, y: y - over + 3.5 }, cut(line.name)));
 }
 
 // Bars of parts on top of each other: parts are [{name, colour, values}], with a value for each place of xs.
@@ -39,7 +58,7 @@ export function stackedBars({ title, xs, parts, x_title = "iteration" }) {
   const heights = xs.map((_, place) => parts.reduce((sum, part) => sum + part.values[place], 0));
   const ys = [0, Math.max(...heights) || 1];
   const pitch = (WIDTH - EDGE.left - EDGE.right) / xs.length;
-  const scale = { x: (place) => EDGE.left + (place + 0.5) * pitch, y: (value) => HEIGHT - EDGE.bottom - (value / ys[1]) * (HEIGHT - EDGE.top - EDGE.bottom) };
+  const scale = { right: WIDTH - EDGE.right, x: (place) => EDGE.left + (place + 0.5) * pitch, y: (value) => HEIGHT - EDGE.bottom - (value / ys[1]) * (HEIGHT - EDGE.top - EDGE.bottom) };
   const canvas = svg("svg", { viewBox: `0 0 ${WIDTH} ${HEIGHT}`, role: "img", "aria-label": `${title}: ${parts.map((part) => part.name).join(", ")}` });
   canvas.append(...axes({ ...scale, x: (value) => scale.x(value - xs[0]) }, [xs[0], xs[0] + xs.length - 1], ys, x_title));
   const width = Math.min(34, pitch * 0.8);
@@ -77,12 +96,12 @@ function extent(values, margin) {
 function axes(scale, xs, ys, x_title) {
   const floor = HEIGHT - EDGE.bottom;
   const drawn = ticks(ys[0], ys[1]).flatMap((value) => [
-    svg("line", { class: "grid", x1: EDGE.left, x2: WIDTH - EDGE.right, y1: scale.y(value), y2: scale.y(value) }),
+    svg("line", { class: "grid", x1: EDGE.left, x2: scale.right, y1: scale.y(value), y2: scale.y(value) }),
     svg("text", { class: "tick end", x: EDGE.left - 6, y: scale.y(value) + 3.5 }, narrow(value)),
   ]);
-  const whole = ticks(xs[0], xs[1], 7).filter(Number.isInteger);
-  const places = whole.map((value) => svg("text", { class: "tick middle", x: scale.x(value), y: floor + 15 }, short(value)));
-  return [...drawn, ...places, svg("text", { class: "tick end", x: WIDTH - EDGE.right, y: HEIGHT - 2 }, x_title)];
+  const marks = ticks(xs[0], xs[1], 6).filter((value) => x_title === "hours" || Number.isInteger(value));
+  const places = marks.map((value) => svg("text", { class: "tick middle", x: scale.x(value), y: floor + 15 }, narrow(value)));
+  return [...drawn, ...places, svg("text", { class: "tick end", x: scale.right, y: HEIGHT - 2 }, x_title)];
 }
 
 // A number that fits beside the axis, such as 1.25e7.
@@ -90,9 +109,14 @@ function narrow(value) {
   return Math.abs(value) < 1e5 ? short(value) : value.toExponential(2).replace(/\.?0*e\+/, "e");
 }
 
+function path(points, scale, kind) {
+  const d = points.map((point) => `${scale.x(point.x).toFixed(1)} ${scale.y(point.y).toFixed(1)}`).join("L");
+  return svg("path", { class: `line ${kind}`, d: `M${d}` });
+}
+
 function curve(line, scale) {
-  const d = line.points.map((point) => `${scale.x(point.x).toFixed(1)} ${scale.y(point.y).toFixed(1)}`).join("L");
-  const drawn = [svg("path", { class: `line ${line.colour}`, d: `M${d}` })];
+  if (!line.points.length) return [];
+  const drawn = [path(line.points, scale, line.colour)];
   if (line.points.length <= 60) drawn.push(...line.points.map((point) => svg("circle", { class: `dot ${line.colour}`, cx: scale.x(point.x), cy: scale.y(point.y), r: 2.6 })));
   return drawn;
 }
@@ -105,33 +129,47 @@ function band(line, scale) {
   return [svg("path", { class: `band ${line.colour}`, d: `M${[...there, ...back].join("L")}Z` })];
 }
 
-function catcher(canvas, mark, { lines, scale, xs, places, title, pick, x_title }) {
-  const nearest = (event) => {
+// The point of a line that is nearest to x: points are in order.
+function nearest(points, x) {
+  let [low, high] = [0, points.length - 1];
+  while (high - low > 1) {
+    const middle = (low + high) >> 1;
+    if (points[middle].x <= x) low = middle;
+    else high = middle;
+  }
+  return Math.abs(points[high].x - x) < Math.abs(points[low].x - x) ? points[high] : points[low];
+}
+
+function catcher(canvas, mark, { lines, scale, xs, title, pick, x_title, says }) {
+  // The points at the place that is nearest to the pointer, and the one that the pointer means.
+  const found = (event) => {
     const box = canvas.getBoundingClientRect();
-    const place = ((event.clientX - box.left) / box.width) * WIDTH;
-    const share = (place - EDGE.left) / (WIDTH - EDGE.left - EDGE.right);
-    const x = xs[0] + Math.min(1, Math.max(0, share)) * (xs[1] - xs[0]);
-    return places.reduce((best, each) => (Math.abs(each - x) < Math.abs(best - x) ? each : best));
-  };
-  const nearestLine = (event, x) => {
-    const box = canvas.getBoundingClientRect();
+    const share = (((event.clientX - box.left) / box.width) * WIDTH - EDGE.left) / (scale.right - EDGE.left);
     const height = ((event.clientY - box.top) / box.height) * HEIGHT;
-    const away = (line) => Math.min(...line.points.filter((point) => point.x === x).map((point) => Math.abs(scale.y(point.y) - height)));
-    return lines.reduce((best, line) => (away(line) < away(best) ? line : best));
+    const x = xs[0] + Math.min(1, Math.max(0, share)) * (xs[1] - xs[0]);
+    const each = lines.map((line) => ({ line, point: nearest(line.points, x) }));
+    const at = each.reduce((best, one) => (Math.abs(one.point.x - x) < Math.abs(best.point.x - x) ? one : best)).point.x;
+    const there = each.filter((one) => Math.abs(one.point.x - at) <= (xs[1] - xs[0]) / 200);
+    const away = (one) => Math.abs(scale.y(one.point.y) - height);
+    return { at, there, meant: there.reduce((best, one) => (away(one) < away(best) ? one : best)) };
   };
   const move = (event) => {
-    const x = nearest(event);
-    mark.setAttribute("x1", scale.x(x));
-    mark.setAttribute("x2", scale.x(x));
+    const { at, there, meant } = found(event);
+    mark.setAttribute("x1", scale.x(at));
+    mark.setAttribute("x2", scale.x(at));
     mark.setAttribute("visibility", "visible");
-    const told = lines.flatMap((line) => line.points.filter((point) => point.x === x).map((point) => `${line.name} ${short(point.y)}`));
-    hint([`${title}, ${x_title} ${x}`, ...told, ...(pick ? [`click: episodes of ${nearestLine(event, x).name}`] : [])].join("\n"), event);
+    const told = there.sort((a, b) => b.point.y - a.point.y).slice(0, LABELS).map(({ line, point }) => `${line.name} ${short(point.y)}`);
+    hint([`${title}, ${x_title} ${short(at)}`, ...told, ...(pick ? [`click: ${says(meant.point, meant.line)}`] : [])].join("\n"), event);
   };
   const leave = () => {
     mark.setAttribute("visibility", "hidden");
     hint("");
   };
-  const act = (event) => (hint(""), pick(nearest(event), nearestLine(event, nearest(event))));
+  const act = (event) => {
+    const { meant } = found(event);
+    hint("");
+    pick(meant.point, meant.line);
+  };
   const on = { mousemove: move, mouseleave: leave, ...(pick ? { click: act } : {}) };
-  return svg("rect", { class: "catch", x: EDGE.left, y: 0, width: WIDTH - EDGE.left - EDGE.right, height: HEIGHT, on });
+  return svg("rect", { class: "catch", x: EDGE.left, y: 0, width: scale.right - EDGE.left, height: HEIGHT, on });
 }

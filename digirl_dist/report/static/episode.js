@@ -1,9 +1,13 @@
 // One episode, step by step: what was seen and done, what the policy thought, and what the update made of it.
 
-import { badge, el, percent, short, show } from "./dom.js";
+import { lineChart } from "./charts.js";
+import { badge, copyable, el, percent, pythonText, seconds, short, show, when } from "./dom.js";
+import { colour, tellsSuccess } from "./figures.js";
 import { go, link, note } from "./route.js";
 import { difference, heat, marks, picture } from "./screen.js";
 import * as source from "./source.js";
+
+const MOST_LINES = 12; // of a vector
 
 export async function episode(place, state) {
   const [run = "", key = ""] = state.route.parts;
@@ -41,6 +45,14 @@ class View {
     this.thoughts = null;
   }
 
+  get of() {
+    return this.state.runs.get(this.run);
+  }
+
+  get rated() {
+    return tellsSuccess(this.of, this.index);
+  }
+
   get steps() {
     return this.record.steps;
   }
@@ -56,25 +68,30 @@ class View {
       fact("steps", String(this.steps.length)),
       fact("iteration", String(index.number("iteration", row))),
       fact("policy", `version ${index.number("policy_version", row)}`),
-      fact("worker", `${index.word("worker", row)} / slot ${index.number("slot", row)}`),
+      fact("worker", el("a", { href: link("events", { run: this.run, worker: index.word("worker", row), slot: index.number("slot", row) }) }, `${index.word("worker", row)} / slot ${index.number("slot", row)}`)),
       fact("seed", String(index.number("seed", row))),
       fact("attempt", String((index.number("attempt", row) ?? 0) + 1)),
     ];
-    const landed = index.number("time", row);
-    if (landed !== null) facts.push(fact("landed", new Date(landed * 1000).toLocaleString("en-GB")));
+    const [landed, took] = [index.number("time", row), index.number("seconds", row)];
+    if (took !== null) facts.push(fact("took", `${seconds(took)}, ${seconds(took / Math.max(1, this.steps.length))} a step`));
+    if (landed !== null) facts.push(fact("landed", when(landed)));
     this.stage = el("div", { class: "stage" });
     this.panel = el("section", { class: "panel", "aria-label": "this step" });
+    this.curves = el("div", { class: "charts of-steps" });
     this.film = el("div", { class: "film", role: "group", "aria-label": "steps" });
     const back = this.state.selection?.run === this.run ? this.state.listed : link("episodes", { run: this.run });
     show(
       this.place,
       el("nav", { class: "crumbs", "aria-label": "episode" }, el("a", { href: back }, "← all episodes"), this.neighbour(-1, "previous (k)"), this.neighbour(1, "next (j)")),
-      el("h1", { class: "title" }, badge(index.success(row)), ` ${name}`),
+      el("h1", { class: "title" }, this.rated ? badge(index.success(row)) : null, ` ${name}`),
       el("p", { class: "facts" }, facts),
       index.word("trouble", row) ? el("p", { class: "note" }, `It ran again: ${index.word("trouble", row)}`) : null,
-      el("div", { class: "split" }, el("div", {}, this.tools(), this.stage), this.panel),
+      this.tools(),
+      el("div", { class: "split" }, this.stage, this.panel),
       this.film,
+      this.curves,
       this.others(),
+      this.lines(),
     );
     this.refresh();
   }
@@ -103,18 +120,18 @@ class View {
     };
     const move = (side, title, label) => el("button", { type: "button", class: "small", "aria-label": label, on: { click: () => this.go(this.step + side) } }, title);
     const zoom = (factor, title, label) => el("button", { type: "button", class: "small", "aria-label": label, on: { click: () => this.zoomed(factor) } }, title);
-    return el("div", { class: "tools", role: "toolbar", "aria-label": "the picture" }, move(-1, "←", "step before"), move(1, "→", "step after"), toggle("heat", "Heat map (h)"), toggle("changes", "Changes (d)"), zoom(1.5, "+", "larger"), zoom(1 / 1.5, "−", "smaller"), this.versions());
+    return el("div", { class: "tools", role: "toolbar", "aria-label": "the picture" }, move(-1, "←", "step before"), move(1, "→", "step after"), toggle("heat", "Heat map (h)"), toggle("changes", "What changed (d)"), zoom(1.5, "+", "larger"), zoom(1 / 1.5, "−", "smaller"), this.versions());
   }
 
   // The same screen to another policy version.
   versions() {
-    const kept = this.state.runs.get(this.run).checkpoints;
+    const kept = this.of.checkpoints;
     if (kept.length < 2) return null;
     const own = this.index.number("policy_version", this.row);
-    const options = [["", `policy ${own}, which acted`], ...kept.filter((each) => each !== own).map((each) => [String(each), `policy ${each}`])];
+    const options = [["", `policy ${own} (acted)`], ...kept.filter((each) => each !== own).map((each) => [String(each), `policy ${each}`])];
     const select = el("select", { id: "version", on: { change: (event) => ((this.version = event.target.value || null), this.think()) } }, options.map(([value, text]) => el("option", { value }, text)));
     select.value = this.version ?? "";
-    return [el("label", { for: "version", class: "soft" }, "thoughts of"), select];
+    return [el("label", { for: "version", class: "soft" }, "explained by"), select];
   }
 
   async think() {
@@ -147,42 +164,73 @@ class View {
     note("episode", query, this.run, this.key);
     this.drawStage();
     show(this.panel, this.told());
+    show(this.curves, this.overSteps());
     this.drawFilm();
   }
 
   drawStage() {
-    const seen = this.record.seen[this.step];
     const step = this.steps[this.step];
-    if (!seen.pictured) return show(this.stage, el("pre", { class: "card seen", tabindex: 0, role: "region", "aria-label": "what was seen" }, seen.text || (seen.vector ? seen.vector.map((each) => short(each)).join(", ") : "nothing was seen")));
-    const now = picture(this.run, this.key, this.step, `the screen before step ${this.step}`);
-    const cells = this.thoughts?.probabilities[this.step]?.cells || [];
-    const over = [this.shows.heat && step && cells.length ? heat(cells, "where the policy would touch") : null, step ? marks(step.action) : null];
-    const first = el("figure", { class: "screen" }, el("div", { class: "sheet" }, now, over), el("figcaption", {}, step ? `step ${this.step}: ${step.caption}` : "the end"));
-    show(this.stage, first, this.shows.changes ? this.after(now) : null);
+    const shows = [this.sight(this.step, step ? `step ${this.step}: ${step.caption}` : "the end", true)];
+    if (step) shows.push(this.sight(this.step + 1, "after it", false));
+    show(this.stage, shows);
+    if (step && this.shows.changes) this.compare();
   }
 
-  after(now) {
-    if (this.step >= this.steps.length || !this.record.seen[this.step + 1].pictured) return el("p", { class: "hint" }, "nothing comes after this");
-    const then = picture(this.run, this.key, this.step + 1, `the screen after step ${this.step}`);
-    const words = el("figcaption", {}, "after it");
+  // What was seen at a place, with what was done to it.
+  sight(place, caption, acts) {
+    const seen = this.record.seen[place];
+    const words = el("figcaption", {}, caption);
+    if (!seen.pictured) return el("figure", { class: "sight" }, el("pre", { class: "card seen", tabindex: 0, role: "region", "aria-label": acts ? "what was seen" : "what was seen after it" }, seen.text || (seen.vector ? seen.vector.map((each) => short(each)).join(", ") : "nothing was seen")), words);
+    const step = acts ? this.steps[place] : null;
+    const cells = this.thoughts?.probabilities[place]?.cells || [];
+    const over = step ? [this.shows.heat && cells.length ? heat(cells, "where the policy would touch") : null, marks(step.action)] : null;
+    const shot = picture(this.run, this.key, place, acts ? `the screen before step ${place}` : `the screen after step ${place - 1}`);
+    return el("figure", { class: "screen" }, el("div", { class: "sheet" }, shot, over), words);
+  }
+
+  // Draws what the step changed over the screen after it.
+  compare() {
+    const shots = [...this.stage.querySelectorAll("img.shot")];
+    if (shots.length < 2) return;
+    const words = this.stage.querySelectorAll("figcaption")[1];
     const told = (share) => (words.textContent = share === null ? "the pictures cannot be compared" : share ? `after it: ${short(share * 100, 2)} % of the screen changed` : "after it: nothing changed");
-    return el("figure", { class: "screen" }, el("div", { class: "sheet" }, then, difference(now, then, told)), words);
+    shots[1].after(difference(...shots, told));
+  }
+
+  // Curves over the steps; a click goes to the step.
+  overSteps() {
+    const outcomes = this.thoughts?.outcomes || [];
+    const series = (name, values, at) => ({ name, colour: colour(at), points: values.flatMap((y, x) => (typeof y === "number" ? [{ x, y, at: x }] : [])) });
+    const vectors = this.record.seen.some((seen) => seen.vector && !seen.pictured) ? this.record.seen.map((seen) => seen.vector || []) : [];
+    const width = Math.min(MOST_LINES, Math.max(0, ...vectors.map((vector) => vector.length)));
+    const more = vectors.some((vector) => vector.length > width) ? `, the first ${width} numbers` : "";
+    const chart = (title, lines) => {
+      const known = lines.filter((line) => line.points.length);
+      return known.length ? lineChart({ title, lines: known, x_title: "step", now: this.step, pick: (point) => this.go(point.at), says: (point) => `step ${point.at}` }) : null;
+    };
+    return [
+      chart(`What was seen${more}`, [...Array(width).keys()].map((at) => series(String(at), vectors.map((vector) => vector[at]), at))),
+      chart("Value and advantage", [series("value", outcomes.map((each) => each.value), 0), series("advantage", outcomes.map((each) => each.advantage), 1)]),
+      chart("Reward", [series("reward", this.steps.map((step) => step.reward), 2)]),
+      chart("Log-probability of the action", [series("when it acted", this.steps.map((step) => step.log_prob), 3), ...(this.version === null ? [] : [series(`policy ${this.version}`, this.thoughts?.log_probs || [], 4)])]),
+    ];
   }
 
   told() {
     const step = this.steps[this.step];
-    if (!step) return [el("h2", {}, "The end"), el("p", {}, `${this.index.success(this.row) ? "A success" : "No success"} with a return of ${short(this.index.number("reward", this.row))}.`)];
+    const outcome = !this.rated ? "It ended" : this.index.success(this.row) ? "A success" : "No success";
+    if (!step) return [el("h2", {}, "The end"), el("p", {}, `${outcome} with a return of ${short(this.index.number("reward", this.row))}.`)];
     const term = (name, value) => [el("dt", {}, name), el("dd", {}, value)];
     const now = this.thoughts?.log_probs[this.step];
-    const facts = [...term("action", step.caption), ...term("log-probability", short(step.log_prob)), ...(now !== undefined && this.version !== null ? term(`to policy ${this.version}`, short(now)) : []), ...term("reward", short(step.reward))];
+    const facts = [...term("action", step.caption), ...(step.touched ? term("touched", step.touched) : []), ...term("log-probability", short(step.log_prob)), ...(now !== undefined && this.version !== null ? term(`to policy ${this.version}`, short(now)) : []), ...term("reward", short(step.reward))];
     if (step.terminated || step.truncated) facts.push(...term("ended", step.terminated ? "by itself" : "by its length"));
     return [
       el("h2", {}, `Step ${this.step}`),
       el("dl", { class: "terms" }, facts),
-      step.said ? [el("h3", {}, "In the agent's own words"), el("blockquote", {}, step.said)] : null,
-      el("h3", {}, "What the policy thought"),
+      step.said ? [el("h3", {}, "What the agent wrote"), el("blockquote", {}, step.said)] : null,
+      el("h3", {}, "What the policy would do"),
       this.chances(step),
-      el("h3", {}, "What the update made of it"),
+      el("h3", {}, "Why it was (not) learned"),
       this.outcome(),
       el("details", {}, el("summary", {}, "As it is stored"), el("pre", { tabindex: 0, role: "region", "aria-label": "the action" }, JSON.stringify(step.action, null, 1)), el("pre", { tabindex: 0, role: "region", "aria-label": "the text that was seen" }, this.record.seen[this.step].text)),
     ];
@@ -207,6 +255,16 @@ class View {
     ];
   }
 
+  // The lines with which a person goes on from here.
+  lines() {
+    const { index, row, of } = this;
+    const version = index.number("policy_version", row);
+    const policy = of.checkpoints.includes(version) ? `run.policy(${version})` : "run.policy()  # the newest: that of this episode was not kept";
+    const opened = `from digirl_dist import Fleet, Run\n\nrun = Run(${pythonText(of.folder)})\nepisode = run.episode(${pythonText(this.key)})`;
+    const again = `with Fleet.inline(emulator=run.config()["emulator"]) as fleet:\n    policy = ${policy}\n    again = fleet.submit(episode.ticket.task, act=policy, seed=episode.ticket.seed).result()`;
+    return el("details", { class: "card" }, el("summary", {}, "Lines to copy: open it in Python, run it again"), copyable("Open in Python", opened.replace("Fleet, ", "")), copyable("Run this episode again, on this machine", `${opened}\n${again}`));
+  }
+
   drawFilm() {
     const frames = this.record.seen.map((seen, place) => {
       const step = this.steps[place];
@@ -227,7 +285,7 @@ class View {
 
   others() {
     const { index, row, run } = this;
-    const cell = (other) => el("a", { class: `square ${index.success(other) ? "good" : "bad"}`, href: link("episode", {}, run, index.key(other)), "aria-current": other === row ? "true" : null, title: `policy ${index.number("policy_version", other)}, reward ${short(index.number("reward", other))}`, "aria-label": `${index.success(other) ? "success" : "failure"} of policy ${index.number("policy_version", other)}` });
+    const cell = (other) => el("a", { class: `square ${!this.rated ? "plain" : index.success(other) ? "good" : "bad"}`, href: link("episode", {}, run, index.key(other)), "aria-current": other === row ? "true" : null, title: `policy ${index.number("policy_version", other)}, reward ${short(index.number("reward", other))}`, "aria-label": `${!this.rated ? "episode" : index.success(other) ? "success" : "failure"} of policy ${index.number("policy_version", other)}` });
     const group = index.group(row);
     const history = index.history(row);
     const beside = (rows) => link("compare", { keys: rows.slice(0, 24).map((each) => index.key(each)).join(",") }, run);
@@ -235,7 +293,7 @@ class View {
     return el(
       "div",
       { class: "others" },
-      el("section", { class: "card" }, el("h2", {}, "Began alike"), el("p", { class: "hint" }, `${group.length} of this task and seed in this iteration`), el("div", { class: "squares" }, group.slice(0, 200).map(cell)), group.length > 1 ? el("a", { class: "button small", href: beside(group) }, "side by side (g)") : null),
+      el("section", { class: "card" }, el("h2", {}, "Same task and seed"), el("p", { class: "hint" }, `${group.length} in this iteration`), el("div", { class: "squares" }, group.slice(0, 200).map(cell)), group.length > 1 ? el("a", { class: "button small", href: beside(group) }, "side by side (g)") : null),
       el("section", { class: "card" }, el("h2", {}, "This task over time"), el("p", { class: "hint" }, `${history.length} episodes, the oldest policy first`), el("div", { class: "squares" }, history.slice(-400).map(cell)), history.length > 1 ? el("a", { class: "button small", href: beside(spread) }, "across checkpoints (c)") : null),
     );
   }
@@ -278,13 +336,13 @@ export async function compare(place, state) {
       continue;
     }
     if (!state.is(place)) return;
-    place.append(strip(run, key, index, record));
+    place.append(strip(run, key, index, record, tellsSuccess(state.runs.get(run), index)));
   }
 }
 
-function strip(run, key, index, record) {
+function strip(run, key, index, record, rated) {
   const row = index.row(key);
   const facts = `policy ${index.number("policy_version", row)}, iteration ${index.number("iteration", row)}, reward ${short(index.number("reward", row))}, worker ${index.word("worker", row)}`;
   const frames = record.seen.map((seen, step) => el("a", { class: "frame", href: link("episode", { step: step || "" }, run, key), "aria-label": record.steps[step]?.caption || "the end" }, seen.pictured ? el("span", { class: "sheet" }, picture(run, key, step, ""), record.steps[step] ? marks(record.steps[step].action) : null) : el("span", { class: "blank" }, seen.text.slice(0, 60)), el("span", { class: "soft" }, record.steps[step]?.caption || "end")));
-  return el("section", { class: "strip card" }, el("p", { class: "facts" }, badge(index.success(row)), el("span", {}, facts)), el("div", { class: "film", role: "group", "aria-label": `steps of ${key}` }, frames));
+  return el("section", { class: "strip card" }, el("p", { class: "facts" }, rated ? badge(index.success(row)) : null, el("span", {}, facts)), el("div", { class: "film", role: "group", "aria-label": `steps of ${key}` }, frames));
 }

@@ -1,9 +1,13 @@
 // All episodes with filters, in a list that draws only the rows on the screen.
 
-import { badge, el, short, show } from "./dom.js";
+import { badge, clock, el, seconds, short, show, when } from "./dom.js";
+import { tellsSuccess } from "./figures.js";
 import { link, note } from "./route.js";
+import { image } from "./source.js";
 
-const ROW = 36;
+const ROW = 52;
+const THUMBS = 160; // pictures that are kept
+const REST_MS = 120; // how long a list rests before its pictures are asked for
 const CHOICES = ["task", "worker", "purpose"];
 const COLUMNS = [
   ["iteration", "iteration"],
@@ -13,6 +17,8 @@ const COLUMNS = [
   ["steps", "steps"],
   ["worker", "worker"],
   ["policy_version", "policy"],
+  ["seconds", "took"],
+  ["time", "landed"],
   ["trouble", "trouble"],
 ];
 
@@ -37,6 +43,7 @@ export function episodes(place, state) {
     for (const name of CHOICES) offer(form.elements[name], state.index(run).words[name], wanted[name]);
     list.refresh(true);
   };
+  state.keys = (event) => list.key(event);
 }
 
 // The words of a column to choose from: more come while files are read, and the one that an address asks for is there before.
@@ -97,10 +104,11 @@ class List {
     this.run = run;
     this.wanted = wanted;
     this.rows = [];
+    this.thumbs = new Map();
     this.told = el("p", { class: "hint", role: "status" });
     this.inside = el("div", { class: "rows", role: "rowgroup" });
     this.spacer = el("div", { class: "spacer", role: "presentation" }, this.inside);
-    this.box = el("div", { class: "list card", role: "table", "aria-label": "episodes", tabindex: 0, on: { scroll: () => this.scrolled(), keydown: (event) => this.key(event) } }, this.spacer);
+    this.box = el("div", { class: "list card", role: "table", "aria-label": "episodes", tabindex: 0, on: { scroll: () => this.scrolled() } }, this.spacer);
   }
 
   head(change) {
@@ -109,7 +117,7 @@ class List {
       change();
     };
     this.heads = COLUMNS.map(([name, title]) => el("button", { type: "button", class: "sort", "data-name": name, on: { click: sort(name) } }, title));
-    return el("div", { class: "head grid" }, this.heads);
+    return el("div", { class: "head grid" }, el("span", {}, ""), this.heads);
   }
 
   refresh(quiet = false) {
@@ -121,7 +129,8 @@ class List {
     const order = this.wanted.sort || "-iteration";
     COLUMNS.forEach(([name, title], place) => (this.heads[place].textContent = `${title}${order === name ? " ↑" : order === `-${name}` ? " ↓" : ""}`));
     const none = index.size && !this.rows.length ? "; Clear shows all" : "";
-    this.told.textContent = `${short(this.rows.length)} of ${short(index.size)} episodes, ${short(won)} successful${none}${reading}`;
+    this.rated = tellsSuccess(this.state.runs.get(this.run), index);
+    this.told.textContent = `${short(this.rows.length)} of ${short(index.size)} episodes${this.rated ? `, ${short(won)} successful` : ""}${none}${reading}`;
     this.box.setAttribute("aria-rowcount", this.rows.length);
     this.spacer.style.height = `${Math.max(1, this.rows.length) * ROW}px`;
     if (!quiet) this.box.scrollTop = 0;
@@ -138,23 +147,43 @@ class List {
     const count = Math.ceil((this.box.clientHeight || 600) / ROW) + 12;
     this.inside.style.transform = `translateY(${first * ROW}px)`;
     show(this.inside, this.rows.slice(first, first + count).map((row, place) => this.row(row, first + place)));
+    clearTimeout(this.rest);
+    this.rest = setTimeout(() => this.state.is(this.box) && this.picture(), REST_MS);
+  }
+
+  // Asks for the last screens of the episodes on the screen; those that were shown before are kept.
+  picture() {
+    for (const place of this.inside.querySelectorAll(".thumb:empty")) {
+      const src = image(this.run, place.dataset.key, Number(place.dataset.step));
+      if (!src) continue;
+      const shot = el("img", { src, alt: "", decoding: "async", on: { error: () => shot.remove() } });
+      this.thumbs.set(place.dataset.key, shot);
+      if (this.thumbs.size > THUMBS) this.thumbs.delete(this.thumbs.keys().next().value);
+      place.append(shot);
+    }
   }
 
   row(row, place) {
     const index = this.state.index(this.run);
     const cell = (content, title) => el("span", { role: "cell", class: "cell", title }, content);
     const name = index.word("instruction", row) || index.word("task", row);
-    const address = link("episode", {}, this.run, index.key(row));
+    const key = index.key(row);
+    const address = link("episode", {}, this.run, key);
+    const took = index.number("seconds", row);
+    const landed = index.number("time", row);
     return el(
       "div",
       { class: "item grid", role: "row", "aria-rowindex": place + 1 },
+      el("span", { role: "cell", class: "thumb", "data-key": key, "data-step": index.number("steps", row) }, this.thumbs.get(key)),
       cell(`${index.number("iteration", row)}${index.word("purpose", row) === "train" ? "" : " eval"}`),
-      cell(el("a", { href: address }, name || "(without a name)"), name),
-      cell(badge(index.success(row))),
+      cell(el("a", { href: address, "data-row": row }, name || "(without a name)"), name),
+      cell(badge(index.success(row), this.rated)),
       cell(short(index.number("reward", row))),
       cell(`${index.number("steps", row)}${index.flags.truncated[row] ? " (cut)" : ""}`),
       cell(`${index.word("worker", row)} / ${index.number("slot", row)}`, index.word("worker", row)),
       cell(String(index.number("policy_version", row))),
+      cell(took === null ? "–" : seconds(took)),
+      cell(clock(landed), when(landed)),
       cell(index.word("trouble", row), index.word("trouble", row)),
     );
   }
@@ -163,10 +192,16 @@ class List {
     const links = [...this.inside.querySelectorAll("a")];
     const place = links.indexOf(document.activeElement);
     const step = { ArrowDown: 1, j: 1, ArrowUp: -1, k: -1 }[event.key];
-    if (step === undefined || (place < 0 && !links.length)) return;
-    event.preventDefault();
-    const next = links[Math.max(0, place + step)];
-    if (next) next.focus();
-    else this.box.scrollTop += step * ROW;
+    if (step === undefined || !links.length) return null;
+    return () => {
+      const row = place < 0 ? this.rows[Math.ceil(this.box.scrollTop / ROW)] : Number(links[place].dataset.row);
+      const next = place < 0 ? row : this.rows[this.rows.indexOf(row) + step];
+      if (next === undefined) return;
+      const top = this.rows.indexOf(next) * ROW;
+      if (top < this.box.scrollTop) this.box.scrollTop = top;
+      else if (top + ROW > this.box.scrollTop + this.box.clientHeight) this.box.scrollTop = top + ROW - this.box.clientHeight;
+      this.draw();
+      this.inside.querySelector(`a[data-row="${next}"]`)?.focus({ preventScroll: true });
+    };
   }
 }

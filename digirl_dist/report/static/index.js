@@ -2,9 +2,10 @@
 
 import { table } from "./dom.js";
 
-const NUMBERS = ["iteration", "ticket", "slot", "policy_version", "seed", "steps", "attempt", "reward", "time"];
+const NUMBERS = ["iteration", "ticket", "slot", "policy_version", "seed", "steps", "attempt", "reward", "time", "seconds"];
 const FLAGS = ["success", "truncated"];
 const WORDS = ["worker", "task", "instruction", "purpose", "trouble"];
+const UNTOLD = 64;
 const PREFIX = table({ train: "t", evaluate: "e", measure: "m" });
 
 export class Index {
@@ -21,22 +22,26 @@ export class Index {
 
   add(answer) {
     this.unread = answer.unread;
-    if (answer.first !== this.size || !answer.count) return false;
-    const after = this.size + answer.count;
+    if (answer.first > this.size || !answer.count) return false;
+    const after = answer.first + answer.count;
     this.#grow(after);
-    for (const name of NUMBERS) this.#copy(this.numbers[name], answer.columns[name].map((value) => (value === null ? NaN : value)));
-    for (const name of FLAGS) this.#copy(this.flags[name], answer.columns[name].map(Number));
+    for (const name of NUMBERS) this.numbers[name].set(answer.columns[name].map((value) => (value === null ? NaN : value)), answer.first);
+    for (const name of FLAGS) this.flags[name].set(answer.columns[name].map(Number), answer.first);
     for (const name of WORDS) {
       const codes = answer.columns[name].words.map((word) => this.#code(name, word ?? ""));
-      this.#copy(this.codes[name], answer.columns[name].codes.map((code) => codes[code]));
+      this.codes[name].set(answer.columns[name].codes.map((code) => codes[code]), answer.first);
     }
-    for (let row = this.size; row < after; row++) this.places.set(this.key(row, true), row);
-    this.size = after;
-    return true;
+    for (let row = answer.first; row < after; row++) this.places.set(this.key(row), row);
+    const grown = after > this.size;
+    this.size = Math.max(this.size, after);
+    return grown;
   }
 
-  #copy(into, values) {
-    into.set(values, this.size);
+  // The row from which on the server is asked: of the newest rows, events may have come since.
+  get wanted() {
+    let first = this.size;
+    while (first > 0 && this.size - first < UNTOLD && Number.isNaN(this.numbers.time[first - 1])) first--;
+    return first;
   }
 
   #code(name, word) {

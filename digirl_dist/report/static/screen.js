@@ -6,7 +6,8 @@ import { image } from "./source.js";
 const CHANGED = 24;
 
 export function picture(run, key, step, label) {
-  return el("img", { src: image(run, key, step), alt: label, class: "shot" });
+  const src = image(run, key, step);
+  return src ? el("img", { src, alt: label, class: "shot" }) : el("span", { class: "blank" }, "no picture is shown");
 }
 
 // The action over a screenshot, in shares of its width and height.

@@ -50,9 +50,9 @@ function last(lines) {
 }
 
 export async function run(name) {
-  const before = kept.get(name) ?? { stamp: "", config: {} };
+  const before = kept.get(name) ?? { stamp: "", config: {}, given: [] };
   const { state, figures, measured } = await ask("run", { run: name, figures: next(name, "figures"), measured: next(name, "measured"), stamp: before.stamp });
-  state.config ??= before.config;
+  Object.assign(state, state.settings ?? { config: before.config, given: before.given });
   state.size = state.metrics;
   state.metrics = last(grown(name, "figures", figures));
   state.evaluations = grown(name, "measured", measured);
@@ -60,13 +60,28 @@ export async function run(name) {
   return state;
 }
 
+// A mapping whose values have a text: a file may hold anything.
+const plain = (entries) => Object.fromEntries(Object.entries(entries ?? {}).map(([key, value]) => [key, typeof value === "object" && value !== null ? JSON.stringify(value) : value]));
+
 export async function rows(run, first) {
   return ask("rows", { run, first });
 }
 
 export async function timeline(run) {
   const { iterations, events } = await ask("timeline", { run, iterations: next(run, "iterations"), events: next(run, "events") });
-  return { iterations: last(grown(run, "iterations", iterations)), events: grown(run, "events", events) };
+  return { iterations: last(grown(run, "iterations", iterations)), events: grown(run, "events", { ...events, lines: events.lines.map(plain) }) };
+}
+
+// What each worker and slot does, as the run has written it.
+export async function status(run) {
+  const { time, workers } = await ask("status", { run });
+  const slots = (worker) => (Array.isArray(worker?.slots) ? worker.slots.map(plain) : []);
+  return { time, workers: Object.fromEntries(Object.entries(workers ?? {}).map(([name, worker]) => [name, { ...plain(worker), slots: slots(worker) }])) };
+}
+
+// The end of a log that lies in the run's folder; "" for one that does not.
+export async function log(run, worker, slot) {
+  return bundle ? "" : ask("log", { run, worker, slot });
 }
 
 export async function episode(run, key) {

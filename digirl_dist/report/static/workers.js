@@ -1,7 +1,8 @@
 // Workers over time: where their seconds go, and what happened to them when.
 
 import { el, hint, percent, renew, seconds, short, show, svg, table } from "./dom.js";
-import { go } from "./route.js";
+import { go, link } from "./route.js";
+import { busy, isLive } from "./run.js";
 import * as source from "./source.js";
 
 const COLOURS = table({ step: "c1", policy: "c2", reset: "c3", boot: "c6", push: "c7", update: "c8", barrier: "c4", speculation: "c9", faults: "c5", closed: "c10", away: "c11" });
@@ -22,18 +23,52 @@ export async function workers(place, state) {
   select.value = run;
   const body = el("div");
   show(place, el("h1", {}, "Workers"), names.length > 1 ? el("p", { class: "row" }, el("label", { for: "run" }, "Run"), select) : null, body);
+  const present = el("div");
   const refresh = async () => {
-    const found = await source.timeline(run);
-    if (state.is(place)) renew(body, told(found, run));
+    const [found, status] = await Promise.all([source.timeline(run), source.status(run)]);
+    if (!state.is(place)) return;
+    renew(present, state.runs.get(run).state === "running" ? atPresent(status, run) : null);
+    renew(body, told(found, run));
   };
+  body.before(present);
   await refresh();
-  if (state.is(place)) state.live = () => refresh().catch(() => {}); // the next change asks again
+  if (!state.is(place)) return;
+  state.live = () => refresh().catch(() => {}); // the next change asks again
+  state.tick = () => isLive(state.runs.get(run)) && state.live();
+}
+
+const LATE = 0.5; // of its limit
+const MOST_WORKERS = 200;
+const SLOTS = 64;
+
+// Who does what now: the lost workers first, then those with slow slots.
+function atPresent(status, run) {
+  const since = (at) => (at === null || at === undefined ? "–" : seconds(Math.max(0, status.time - at)));
+  const late = (slot) => Boolean(slot?.limit_s) && slot.for_s > LATE * slot.limit_s;
+  const rank = (worker) => (worker.lost ? 0 : worker.heard_at === null ? 1 : (worker.slots || []).some(late) ? 2 : 3);
+  const found = Object.entries(status.workers || {}).sort(([a, left], [b, right]) => rank(left) - rank(right) || (a < b ? -1 : 1));
+  if (!found.length) return null;
+  const slot = (each, number, name) => el("a", { class: `slot ${late(each) ? "is-late" : busy(each) ? "is-busy" : ""}`, href: link("events", { run, worker: name, slot: number }), title: `slot ${number}: ${each?.activity}, for ${seconds(each?.for_s || 0)}${each?.limit_s ? ` of at most ${seconds(each.limit_s)}` : ""}` }, `${number} ${String(each?.activity ?? "").split(" ")[0]}`);
+  const rows = found.slice(0, MOST_WORKERS).map(([name, worker]) =>
+    el(
+      "tr",
+      {},
+      el("th", { scope: "row" }, el("a", { href: link("events", { run, worker: name }) }, name)),
+      el("td", { class: worker.lost ? "worse" : null }, `${worker.doing}, for ${since(worker.since)}`),
+      el("td", {}, since(worker.heard_at)),
+      el("td", { class: "slots" }, (worker.slots || []).slice(0, SLOTS).map((each, number) => slot(each, number, name))),
+      el("td", {}, worker.last_trouble ? `${since(worker.troubled_at)} ago: ${worker.last_trouble}` : "–"),
+    ),
+  );
+  const head = ["worker", "now", "last heard", "slots", "last trouble"].map((title) => el("th", { scope: "col" }, title));
+  const more = found.length > MOST_WORKERS ? el("p", { class: "hint" }, `and ${found.length - MOST_WORKERS} more`) : null;
+  return el("section", {}, el("h2", {}, "Now"), el("div", { class: "wide card", tabindex: 0, role: "region", "aria-label": "workers now" }, el("table", { class: "workers-now" }, el("thead", {}, el("tr", {}, head)), el("tbody", {}, rows))), more);
 }
 
 function told(found, run) {
   const totals = summed(found.iterations);
-  if (!totals.length) return el("p", { class: "hint" }, "No iteration has told of its workers yet.");
-  return [verdict(totals), legend(totals), lanes(found, totals, run), overall(totals, found.events)];
+  if (!totals.length) return el("p", { class: "hint" }, "No worker data yet: it comes with the first finished iteration.");
+  return [el("h2", {}, "All iterations"), verdict(totals), legend(totals), lanes(found, totals, run), overall(totals, found.events, run)];
 }
 
 function summed(iterations) {
@@ -114,13 +149,13 @@ function bars(worker, lines, x, run) {
   });
 }
 
-function overall(totals, events) {
+function overall(totals, events, run) {
   const lost = (worker) => events.filter((event) => event.event === "worker_lost" && event.worker === worker).length;
   const head = ["worker", "slot time", "in episodes", "host learns", "lost or waiting", "losses", "where it goes"].map((title) => el("th", { scope: "col" }, title));
   const rows = totals.map((entry) => {
     const share = (names) => percent(names.reduce((sum, name) => sum + (entry.spent[name] || 0), 0) / entry.all);
     const parts = Object.keys(COLOURS).filter((name) => entry.spent[name]).map((name) => el("span", { class: `part ${COLOURS[name]}`, title: `${TITLES[name]}: ${seconds(entry.spent[name])}`, style: { width: `${(entry.spent[name] / entry.all) * 100}%` } }));
-    return el("tr", {}, el("th", { scope: "row" }, entry.worker), el("td", {}, seconds(entry.all)), el("td", {}, share(EPISODES)), el("td", {}, share(["update"])), el("td", {}, share(LOST)), el("td", {}, short(lost(entry.worker))), el("td", {}, el("span", { class: "parts" }, parts)));
+    return el("tr", {}, el("th", { scope: "row" }, el("a", { href: link("events", { run, worker: entry.worker }) }, entry.worker)), el("td", {}, seconds(entry.all)), el("td", {}, share(EPISODES)), el("td", {}, share(["update"])), el("td", {}, share(LOST)), el("td", {}, short(lost(entry.worker))), el("td", {}, el("span", { class: "parts" }, parts)));
   });
   return el("div", { class: "wide card", tabindex: 0, role: "region", "aria-label": "workers" }, el("table", {}, el("thead", {}, el("tr", {}, head)), el("tbody", {}, rows)));
 }
