@@ -218,7 +218,6 @@ class WorkerTable:
             attempt=manifest.attempt,
             policy_version=manifest.policy_version,
             digest=manifest.digest,
-            seconds=round(manifest.seconds, 3),
             pull_s=round(pulled.pull_s, 4),
             task=pulled.trajectory.ticket.task.id,
             seconds=round(float(sum(manifest.spent.values())), 3),
