@@ -282,6 +282,9 @@ def test_what_cannot_be_served_is_refused_in_a_line(
 def test_a_second_server_of_the_folder_is_refused_and_changes_nothing(
     here: Served, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    now = cursor(here)
+    here.ask("second")
+    here.landed(now, "second")
     before = (here.folder / "serve.jsonl").read_bytes()
     assert main(["serve", *WORDS, f"save_path={here.folder}"]) == 1
     assert f"is in use by process {here.process.pid}; wait for it" in capsys.readouterr().err
