@@ -154,6 +154,7 @@ def _doctor_of_tasks(options: argparse.Namespace) -> int:
     with shown("read the configuration", sys.stderr) as progress:
         settings = settings_of(options)
         refuse_others_overrides(options.overrides, ranks=False)
+        progress.status.host("load torch and the emulator")
         with interruptions_wait():
             importlib.import_module("torch")
         from digirl_dist.assembly import setup_doctor

@@ -324,7 +324,9 @@ def as_text(found: Sequence[TaskCensus], job: CensusJob) -> str:
     lines = [
         f"{'FAIL' if each.blocks else 'warn'}  {task}: {each.says}\n      -> {each.remedy}" for task, each in findings
     ]
-    return "\n".join([*lines, "", *_table(found, job), "", _verdict(found, job, [each for _, each in findings])])
+    return "\n".join(
+        [*lines, *[""] * bool(lines), *_table(found, job), "", _verdict(found, job, [each for _, each in findings])]
+    )
 
 
 def _table(found: Sequence[TaskCensus], job: CensusJob) -> Iterator[str]:
