@@ -27,6 +27,7 @@ VLM = ["transformers>=5.0", "peft>=0.18"]
 OPENENV = ["starlette>=0.45", "uvicorn>=0.34", "websockets>=15"]  # OpenEnv itself is in whatever Python has it
 SKYRL = [*OPENENV, "skyrl-gym>=0.4"]
 TRL = ["kernels>=0.17; python_version>='3.11'", "trl>=1.16,<1.18; python_version>='3.11'"]
+VERIFIERS = [*OPENENV, "httpx>=0.27", "verifiers>=0.4,<0.5; python_version>='3.11'"]
 RAY = ["ray>=2.40"]
 BRIDGES = ["rsl-rl-lib>=5.5,<6", "skrl>=2.1,<3", "stable-baselines3>=2.7"]
 HUB = ["huggingface_hub>=0.34"]
@@ -91,6 +92,7 @@ setup(
         "skyrl": SKYRL,
         "trackio": TRACKIO,
         "trl": TRL,
+        "verifiers": VERIFIERS,
         "view": VIEW,
         "vlm": VLM,
         "wandb": WANDB,

@@ -1,13 +1,19 @@
-"""Environments of a fleet in trainers that have a loop of their own: SkyRL's and TRL's GRPO."""
+"""Environments of a fleet in trainers that have a loop of their own: SkyRL's, TRL's GRPO, verifiers."""
 
 from __future__ import annotations
 
+import json
+import os
 import random
 import signal
+import subprocess
 from functools import partial
+from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
+from package_environment import python_with
 from process_watch import command_line, descendants_with
 from tiny_model import TAPS
 
@@ -17,6 +23,7 @@ from digirl_dist.errors import EmulatorError
 
 pytestmark = pytest.mark.system
 
+TESTS = Path(__file__).resolve().parent.parent
 PHONE = ["dry_run=true", "emulator=phone", "task_set=easy", "max_steps=2"]
 
 
@@ -70,3 +77,20 @@ def test_trls_environment_has_a_tool_and_no_reward_once_it_is_lost() -> None:
         with pytest.raises(EmulatorError, match="given up after 2 .*localhost-0"):
             other.act("wait")
         assert other.get_reward() is None, "TRL leaves an episode without a reward out"
+
+
+@pytest.mark.nightly
+@pytest.mark.timeout(1800)
+def test_verifiers_own_client_and_server_run_ten_rounds_over_two_workers_of_which_one_is_killed(tmp_path: Path) -> None:
+    wanted = "verifiers>=0.4,<0.5", "antlr4-python3-runtime==4.9.3"
+    python = python_with("verifiers", *wanted, and_ours=True)
+    done = subprocess.run(
+        [python, TESTS / "verifiers_rounds.py", tmp_path],
+        env={**os.environ, "PYTHONPATH": str(TESTS)},
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stderr[-4000:]
+    told: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+    assert len(told["rounds"]) == 10 and all(ok and rewards for each in told["rounds"] for ok, rewards in each)
+    assert told["lost"]["ok"] is False and told["lost"]["errors"] and told["lost"]["rewards"] == [None]
