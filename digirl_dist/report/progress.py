@@ -90,6 +90,8 @@ class Progress:
         self._iteration_at, self.finished = now, figures["iteration"] + 1
         shown = {name: key for name, key in _SHOWN.items() if figures.get(key) is not None}
         parts = [f"{name} {figures[key]:.2f}{' s' * key.endswith('_s')}" for name, key in shown.items()]
+        if figures.get("collect_busy") is not None:
+            parts.append(f"({figures['collect_busy']:.2f} while collecting)")
         self.say(f"iteration {figures['iteration']:>3}  " + "  ".join(parts))
         self._output.check()
 
@@ -158,7 +160,8 @@ class Progress:
 
     def sentence(self) -> str:
         """Returns the state in one line, for a file."""
-        return "; ".join([f"{self.status.now}, for {duration(self.ago_s(self.status.since_now))}", *self.remarks()])
+        made = f"{self.finished} of {self.iterations} iterations finished" if self.iterations else ""
+        return "; ".join([f"{self.status.now}, for {duration(self.ago_s(self.status.since_now))}", *self.remarks(made)])
 
     def counted(self) -> tuple[int, int] | None:
         """Returns how much of what goes on is done, and of how much: episodes, while they are collected."""
@@ -172,21 +175,26 @@ class Progress:
         doing = [status.doing or "", "" if status.round is None else status.round.name]
         return one_line("; ".join(part for part in (made, *doing) if part))
 
-    def remarks(self) -> list[str]:
+    def remarks(self, made: str = "") -> list[str]:
         """Returns what else there is to say: the user's code, success, who works, and how long it will take."""
-        workers = [*self.status.workers.values()]
-        collects = self.status.round is not None
-        at_work = sum(collects and worker.at_work > 0 and not worker.lost for worker in workers)
-        lost = sum(worker.lost for worker in workers)
-        left_s, rate = self.left_s(), self.success_rate if collects else None
+        left_s, rate = self.left_s(), self.success_rate if self.status.round else None
         parts = [
             one_line(self.users_code()),
             f"success {rate:.2f}" if rate is not None else "",
-            f"{at_work} of {len(workers)} workers run emulators" if workers else "",
-            f"{lost} lost" if lost else "",
+            self._workers(),
+            made,
             f"about {duration(left_s)} left" if left_s is not None else "",
         ]
         return [part for part in parts if part]
+
+    def _workers(self) -> str:
+        """Returns how many workers run episodes, and what the others do; empty without workers."""
+        workers, collects = list(self.status.workers.values()), self.status.round is not None
+        lost = sum(worker.lost for worker in workers)
+        at_work = sum(collects and worker.at_work > 0 and not worker.lost for worker in workers)
+        others = {"idle": len(workers) - lost - at_work, "lost": lost}
+        told = "".join(f", {count} {word}" for word, count in others.items() if count)
+        return f"{at_work} of {len(workers)} workers run episodes{told}" if workers else ""
 
     def users_code(self) -> str:
         """Returns in which line of the user's own code the command is; empty in its first ten seconds with a thing."""
@@ -320,4 +328,5 @@ _SHOWN = {
     "collect": "collect_s",
     "update": "update_s",
     "overhead": "overhead_s",
+    "emulators busy": "emulator_busy",
 }

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import time
 from collections import Counter
 from dataclasses import asdict, replace
@@ -29,6 +30,7 @@ from digirl_dist.storage.checkpoint import Checkpoint
 from digirl_dist.storage.disk_full import WritePolicy
 from digirl_dist.storage.events import Events
 from digirl_dist.storage.run_folder import RunFolder
+from digirl_dist.storage.status import RunState
 from digirl_dist.storage.trajectory_store import Store
 from digirl_dist.trainer import Update
 
@@ -165,9 +167,10 @@ class Report:
             self._write_page()
         self._progress.summary(self._metrics.lines)
         report = self._folder.root / "report.html"
-        self._progress.say(
-            f"run folder {self._folder.root}" + (f", report {report}" if report.exists() else ""), "bold"
-        )
+        ended = RunState(self._status.state, self._status.what)
+        self._progress.say(f"{ended}; `digirl-dist view {shlex.quote(str(self._folder.root))}` shows it")
+        told = f"run folder {self._folder.root}" + (f", report {report}" if report.exists() else "")
+        self._progress.say(told, "bold")
         self._events.emit("run_ended", iterations=len(self._metrics.iterations))
 
     def _write_page(self) -> None:

@@ -205,7 +205,7 @@ def test_a_file_gets_lines_with_the_time_of_day_and_no_escapes() -> None:
     assert first[2] == first[5] == ":" and first[10:].startswith(
         "collect iteration 0: 5 of 10 episodes landed, for 0 s"
     )
-    assert first.endswith("2 of 2 workers run emulators")
+    assert first.endswith("2 of 2 workers run episodes; 0 of 4 iterations finished")
     assert second[10:] == "two" and third.startswith(" " * 10 + "lines a\\x1b") and "\x1b" not in file.getvalue()
 
 
@@ -256,11 +256,11 @@ def test_complete_or_said_workers_run_emulators_only_while_they_do() -> None:
     """It said "2 of 2 workers run emulators" while the host learned and all of them waited."""
     site = Site()
     site.collect(5)
-    assert "2 of 2 workers run emulators" in site.progress.sentence()
+    assert "2 of 2 workers run episodes" in site.progress.sentence()
     site.status.workers["w1"].slots = [{"activity": "barrier"}, {"activity": "boot"}]
-    assert "1 of 2 workers run emulators" in site.progress.sentence()
+    assert "1 of 2 workers run episodes, 1 idle" in site.progress.sentence()
     site.status.collected(Round(0))
-    assert "0 of 2 workers run emulators" in site.progress.sentence()
+    assert "0 of 2 workers run episodes" in site.progress.sentence()
 
 
 def test_complete_or_said_no_time_is_left_only_if_none_is() -> None:
