@@ -14,7 +14,7 @@ def test_a_package_of_another_version_is_refused_with_the_version_wanted(monkeyp
     with extra_needed("bridges.openenv", "websockets", "openenv"):
         pass
     monkeypatch.setattr(metadata, "version", lambda name: "0.1")
-    told = r"^bridges.openenv needs (starlette|websockets)>=[\d.]+, and 0\.1 is installed: pip install 'digirl_dist\[open"
+    told = r"^bridges.openenv needs (starlette|websockets)>=[\d.]+, and 0\.1 is installed: pip install 'digirl_dist\["
     with pytest.raises(SettingsError, match=told), extra_needed("bridges.openenv", "websockets", "openenv"):
         raise AssertionError("it is refused before it is imported")
 
