@@ -305,6 +305,8 @@ async def _body(request: Request, kind: type[_T]) -> _T:
         raise Refusal(408, f"the body did not come within {_BODY_S:g} s: send it whole") from None
     except (msgspec.MsgspecError, ValueError, RecursionError) as error:
         raise Refusal(400, f"the body is no {kind.__name__}: {error}") from None
+    finally:
+        content.clear()  # what an error refers to may stay until Python looks for garbage
 
 
 async def _events(service: Service, after: int) -> AsyncIterator[str]:
