@@ -7,6 +7,7 @@ import io
 import os
 import struct
 import termios
+from contextlib import suppress
 from typing import Any
 
 import pytest
@@ -62,13 +63,17 @@ def written(progress: Progress, width: int = 200, *messages: str) -> str:
     """Returns all that a terminal gets."""
     ours, theirs = os.openpty()
     fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 24, width, 0, 0))
-    with os.fdopen(theirs, "w") as screen, os.fdopen(ours, "rb", buffering=0) as reader:
+    with os.fdopen(theirs, "w") as screen:
         bar = Bar(screen)
         bar.open(progress)
         for message in messages:
             bar.line(message)
         bar.close()
-        return reader.read(1 << 16).decode()
+    pieces = []
+    with os.fdopen(ours, "rb", buffering=0) as reader, suppress(OSError):  # which is how a terminal ends
+        while piece := reader.read(1 << 16):
+            pieces.append(piece)
+    return b"".join(pieces).decode()
 
 
 def figures(iteration: int, **more: Any) -> dict[str, Any]:
