@@ -38,6 +38,11 @@ if TYPE_CHECKING:
 _M_MMAP_THRESHOLD = -3
 """mallopt(3)"""
 _SLOTS_OF_AUTO = 4
+_FLEETS = (1, 8, 64, 1000, 10_000)
+_WORTH = 0.05
+"""Share of episodes an hour from which on a change is recommended."""
+_Forecasts = tuple["Forecast", dict[str, "Forecast"]]
+"""Of a plan, and of the same with one change, by name."""
 
 
 def _add_view(parser: argparse.ArgumentParser) -> None:
@@ -72,12 +77,6 @@ def _view(options: argparse.Namespace) -> int:
     with suppress(KeyboardInterrupt):
         viewer.serve()
     return 0
-
-
-_M_MMAP_THRESHOLD = -3
-
-
-"""mallopt(3)"""
 
 
 def _viewer(options: argparse.Namespace) -> Viewer:
@@ -185,7 +184,7 @@ def _add_plan(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--figure", action="append", default=[], metavar="NAME=NUMBER", help="replaces a figure, for example step_s=0.5"
     )
-    parser.add_argument("--fleet", default="1,8,64,1000,10000", metavar="N,N", help="numbers of workers")
+    parser.add_argument("--fleet", metavar="N,N", help="numbers of workers (default: the configuration's, and others)")
     parser.add_argument("--json", action="store_true", help="print the figures and a list of forecasts")
 
 
@@ -194,8 +193,10 @@ def _plan(options: argparse.Namespace) -> int:
     with shown("read the configuration", sys.stderr) as progress:
         from digirl_dist.plan.forecast import forecast, variants
 
-        fleets = _numbers(options.fleet)
+        fleets = None if options.fleet is None else _numbers(options.fleet)
         settings = settings_of(options)
+        at_hand = _workers_of(settings)
+        fleets = fleets or sorted({at_hand, *_FLEETS})
         figures = _figures(settings, options.run, options.figure)
         plans = [_fleet_plan(settings, workers) for workers in fleets]
         progress.status.host("forecast")
@@ -209,9 +210,17 @@ def _plan(options: argparse.Namespace) -> int:
         ]
         print(json.dumps({"figures": asdict(figures), "forecasts": lines}))
     else:
-        text = _as_text(figures, found, settings.bsize == "auto")
+        text = _as_text(figures, found, settings.bsize == "auto", at_hand)
         print(fitted(text) if is_terminal(sys.stdout) else text)
     return 0
+
+
+def _workers_of(settings: Settings) -> int:
+    """Returns how many workers the configuration has."""
+    from digirl_dist.settings.hosts import worker_entries
+
+    here = settings.dry_run_workers if settings.dry_run else 1
+    return len(worker_entries(settings)) if settings.worker_ips and not settings.dry_run else here
 
 
 def _numbers(text: str) -> list[int]:
@@ -250,9 +259,7 @@ def _plain(one: Forecast) -> dict[str, Json]:
     return {**plan, **{name: value for name, value in vars(one).items() if name != "plan"}}
 
 
-def _as_text(
-    figures: Figures, found: Sequence[tuple[Forecast, dict[str, Forecast]]], is_auto: bool
-) -> str:  # fmt: skip
+def _as_text(figures: Figures, found: Sequence[_Forecasts], is_auto: bool, at_hand: int) -> str:
     said = ", ".join(f"{name} {value:.3g}" for name, value in asdict(figures).items())
     lines = [f"figures: {said}", "", "workers  slots  episodes/h   busy  iteration  where the slots' time goes"]
     for one, _ in found:
@@ -260,7 +267,7 @@ def _as_text(
         shares = ", ".join(f"{activity} {share:.0%}" for activity, share in one.shares.items() if share >= 0.005)
         lines.append(
             f"{one.plan.workers:7}{slots:7}{one.episodes_per_hour:12.0f}{one.busy:7.0%}{one.iteration_s:9.1f} s  "
-            f"{shares}"
+            f"{shares}{'  <- this fleet' * (one.plan.workers == at_hand)}"
         )
     lines += ["", "the same with one change: episodes an hour, and their share of the above"]
     for one, variants in found:
@@ -269,7 +276,18 @@ def _as_text(
             lines.append(f"{one.plan.workers:7}  {name:28}{other.episodes_per_hour:12.0f}  {change:+.0%}")
     if is_auto:
         lines.append(f"\nbsize is auto: {_SLOTS_OF_AUTO} slots on each worker are assumed")
-    return "\n".join(lines)
+    one, variants = next(each for each in found if each[0].plan.workers == at_hand or each is found[-1])
+    return "\n".join([*lines, "", _recommendation(one, variants)])
+
+
+def _recommendation(one: Forecast, variants: dict[str, Forecast]) -> str:
+    """Names the change that gains most for a fleet, if any gains something."""
+    name, best = max(variants.items(), key=lambda each: each[1].episodes_per_hour)
+    gain = best.episodes_per_hour / one.episodes_per_hour - 1
+    fleet = f"{one.plan.workers} worker{'s' * (one.plan.workers > 1)} of {one.plan.slots} slots"
+    if gain >= _WORTH:
+        return f"recommended for {fleet}: {name}, {gain:+.0%} episodes an hour"
+    return f"recommended for {fleet}: leave it so; no change of one setting gains {_WORTH:.0%}, more workers may"
 
 
 def _add_log(parser: argparse.ArgumentParser) -> None:

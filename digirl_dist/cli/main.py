@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import re
 import sys
 from collections.abc import Sequence
 
@@ -36,6 +37,18 @@ def _add_shell(parser: argparse.ArgumentParser) -> None:
 
 _COMPLETION = {"completion": Command(print_completion, _add_shell)}
 COMMANDS = dict(sorted({**train.COMMANDS, **look.COMMANDS, **_COMPLETION}.items()))
+_OTHERS = {
+    **dict.fromkeys(("train", "start", "launch", "resume", "continue"), "run"),
+    **dict.fromkeys(("test", "evaluate", "measure"), "eval"),
+    **dict.fromkeys(("show", "ui", "web", "open", "viewer", "dashboard"), "view"),
+    **dict.fromkeys(("status", "logs", "ps", "debug"), "why"),
+    "install": "setup",
+    "check": "doctor",
+    "new": "init",
+    "config": "settings",
+    "keys": "settings",
+}
+"""What other tools call a command."""
 _RESUMED = ("demo", "eval", "regrade", "run", "serve", "setup")
 _AS_BEFORE = "python run.py --config-path config/multimachine --config-name host [key=value ...]   is the command run"
 
@@ -67,8 +80,23 @@ def _execute(words: Sequence[str]) -> int:
             _refuse_nowhere()
             _refuse_homeless()
             chosen = COMMANDS[name]
-            return chosen.execute(chosen.parser(name).parse_intermixed_args(words[1:]))
+            return chosen.execute(_parsed(chosen.parser(name), words[1:]))
     return _refuse(words[0])
+
+
+def _parsed(parser: argparse.ArgumentParser, words: Sequence[str]) -> argparse.Namespace:
+    """Raises SettingsError for a flag that the command does not have, with the setting that it may mean."""
+    options, unknown = parser.parse_known_intermixed_args(words)
+    if not unknown:
+        return options
+    if not unknown[0].startswith("-") or not hasattr(options, "overrides"):
+        parser.error(f"unrecognized arguments: {' '.join(unknown)}")
+    from digirl_dist.settings.hints import flag
+
+    following = words[list(words).index(unknown[0]) + 1 :][:1]
+    value = next((each for each in following if not re.match("-|.*=", each)), "")
+    meant = flag(unknown[0], value, re.findall(r"--[\w-]+", parser.format_usage()))
+    raise SettingsError(f"{unknown[0]} is no option of {parser.prog}: {meant} (`{parser.prog} --help` shows all)")
 
 
 def _refuse_nowhere() -> None:
@@ -86,9 +114,11 @@ def _refuse_homeless() -> None:
 
 
 def _refuse(word: str) -> int:
-    from digirl_dist.settings.nearest import nearest
+    from digirl_dist.settings.nearest import closest, nearest
 
     known = [*COMMANDS, "--help", "--version"]
+    if meant := _OTHERS.get(closest(word, [*known, *_OTHERS])):
+        raise SettingsError(f"there is no command {word!r} (`digirl-dist` alone shows all); did you mean {meant!r}?")
     raise SettingsError(f"there is no command {word!r} (`digirl-dist` alone shows all); {nearest(word, known)}")
 
 

@@ -24,15 +24,19 @@ from omegaconf.errors import OmegaConfBaseException
 from digirl_dist.errors import SettingsError
 from digirl_dist.plain_text import HIDDEN, hide, secrets_of
 from digirl_dist.settings import Settings
-from digirl_dist.settings.conversion import as_mapping, converted, digirl_key, nearest_key
+from digirl_dist.settings.conversion import as_mapping, converted, meant_key
 from digirl_dist.settings.digirl_files import is_digirl, translated
+from digirl_dist.settings.hints import instead_of
 from digirl_dist.settings.key_places import options_of_groups
-from digirl_dist.settings.keys import key_of, quoted
+from digirl_dist.settings.keys import is_below, key_of, quoted, types_of
 from digirl_dist.settings.nearest import nearest
 from digirl_dist.settings.places import find_folder, own_folder
 from digirl_dist.settings.ranges import shown
 from digirl_dist.settings.safe_yaml import refuse_excess_in_files
 from digirl_dist.settings.unread import refuse_unread_overrides
+
+_SEVERAL = re.compile(r"[^\[{('\",]*,")
+"""What Hydra would take for a sweep over several values."""
 
 
 class _OwnFolder(SearchPathPlugin):  # type: ignore[misc]
@@ -118,8 +122,10 @@ def to_yaml(settings: Settings) -> str:
 def _compose(folder: Path, name: str, overrides: Sequence[str]) -> DictConfig:
     folders = list(dict.fromkeys([folder, own_folder()]))
     names = sorted({path.stem for each in folders for path in each.glob("*.yaml")})
-    if name.removesuffix(".yaml") not in names:
-        raise SettingsError(f"there is no {name}.yaml in {folder}; {nearest(name, names)}")
+    if (stem := name.removesuffix(".yaml")) not in names:
+        here = Path(f"{stem}.yaml")
+        meant = f"add --config-path {here.parent} --config-name {here.stem}" if here.is_file() else nearest(stem, names)
+        raise SettingsError(f"there is no {stem}.yaml in {folder}; {meant}")
     refuse_excess_in_files(folder)
     register_schemas()
     return composed_by_hydra(folder, name, overrides)
@@ -149,9 +155,12 @@ def composed_by_hydra(folder: Path, name: str, overrides: Sequence[str]) -> Dict
 
 
 def _no_option(error: MissingConfigException) -> str:
-    group, _, name = str(error.missing_cfg_file).rpartition("/")
+    group, _, name = str(error.missing_cfg_file).partition("/")
+    if not name:
+        return _first_line(error)
     known = [each for each in error.options or () if not each.endswith("_schema")]
-    return f"{group}: there is no {name!r}; {nearest(name, known)}" if group else _first_line(error)
+    meant = instead_of(group, name) if group in options_of_groups() else ""
+    return f"{group}: there is no {name!r:.80}; {meant or nearest(name, known)}"
 
 
 def _first_line(error: BaseException) -> str:
@@ -191,15 +200,27 @@ def _refuse_odd(overrides: Sequence[str]) -> None:
     for override in overrides:
         key, _, value = override.lstrip("+~").partition("=")
         if key in groups and value and not re.match(r"['\"]?[a-zA-Z_]", value):
-            raise SettingsError(f"{key}: there is no {value[:80]!r}; {nearest(value, sorted(groups[key]))}")
+            meant = instead_of(key, value) or nearest(value, sorted(groups[key]))
+            raise SettingsError(f"{key}: there is no {value[:80]!r}; {meant}")
+        if is_below(key, "hydra"):
+            raise SettingsError(f"{key} is an option of Hydra's, which only reads the files here: leave it out")
+        if _SEVERAL.match(value):
+            one = f"one run takes one of them: start one for each; a list is written {key}=[a,b]"
+            raise SettingsError(f"{shown(override)} gives several values; {one}")
         if "=" not in override and not override.startswith("~"):
-            raise SettingsError(f"{override!r} is not of the form key=value")
+            stem = override.removesuffix(".yaml")
+            named = stem != override or (own_folder() / f"{stem}.yaml").is_file()
+            value = "true" if types_of(Settings).get(key) is bool else "…"
+            meant = f"--config-name {stem}" if named else f"{key}={value}" if key in known else ""
+            meant = f"; did you mean {meant}?" if meant else ""
+            raise SettingsError(f"{override!r} is not of the form key=value{meant}")
         if override.startswith("-"):
             raise SettingsError(f"unknown option {override!r}; settings are written key=value")
         if key.removesuffix(".name") in groups and key.endswith(".name"):
             raise SettingsError(f"{key}={value} chooses nothing: choose by {key.removesuffix('.name')}={value}")
         if key.split(".")[0].split("@")[0] not in known:
-            raise SettingsError(f"there is no key {key!r}; {digirl_key(key) or nearest_key(key, known)}")
+            chosen = next((each.partition("=")[2] for each in overrides if key_of(each) == "train_algorithm"), "")
+            raise SettingsError(f"there is no key {key!r}; {meant_key(key, value, chosen)}")
 
 
 def _with_homes(override: str) -> str:
@@ -212,4 +233,5 @@ def _with_homes(override: str) -> str:
 def _added(override: str) -> str:
     """Lets Hydra take any key: those that there are not are refused with the nearest name. Groups are chosen."""
     key = override.split("=", 1)[0].lstrip("+")
-    return override if key in options_of_groups() or re.search("[~@/]", key) else f"++{override.lstrip('+')}"
+    plain = override.lstrip("+")
+    return plain if key in options_of_groups() else override if re.search("[~@/]", key) else f"++{plain}"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import fields, is_dataclass
 from difflib import get_close_matches
@@ -13,6 +14,7 @@ from digirl_dist.errors import SettingsError
 from digirl_dist.plain_text import without_secrets_in
 from digirl_dist.settings import Settings
 from digirl_dist.settings.digirl_keys import KEYS, became
+from digirl_dist.settings.hints import choice, instead_of, word_of_the_field
 from digirl_dist.settings.key_places import Place, all_keys, class_of, group_of, options_of_groups, unknown_keys
 from digirl_dist.settings.keys import types_of
 from digirl_dist.settings.nearest import near, nearest
@@ -72,6 +74,14 @@ def nearest_key(name: str, known: Sequence[str], group: str | None = None) -> st
     return f"did you mean {' or '.join(found[:5])}?"
 
 
+def meant_key(name: str, value: Json, algorithm: str = "") -> str:
+    """Says what an unknown key of the top level may mean: one of DigiRL's, of other tools, a choice, a near one."""
+    word = word_of_the_field(name, algorithm or Settings().train_algorithm)
+    if meant := word or (choice(value) if isinstance(value, str) else ""):
+        return f"did you mean {meant!r}?" if word else f"did you mean {meant}?"
+    return digirl_key(name) or nearest_key(name, list(types_of(Settings)))
+
+
 def _built(kind: type[_Settings], content: Mapping[str, Json], above: str = "") -> _Settings:
     hints = types_of(kind, include_extras=True)
     return kind(**{key: _value(f"{above}{key}", hints[key], given) for key, given in content.items()})
@@ -93,7 +103,9 @@ def _value(key: str, hint: Any, given: Json) -> Any:
             pass
     wanted = in_words(hint)
     quotes = "; on, off, yes and no need quotes in YAML" if isinstance(given, bool) and "text" in wanted else ""
-    raise SettingsError(f"{key} must be {wanted}{_example(key, hint)}, not {shown(given)}{quotes}")
+    meant = choice(given, unless=key) if isinstance(given, str) else ""
+    hinted = f"; did you mean {meant}?" if meant else ""
+    raise SettingsError(f"{key} must be {wanted}{_example(key, hint, given)}, not {shown(given)}{quotes}{hinted}")
 
 
 def _as_texts(given: Json) -> Json:
@@ -103,10 +115,11 @@ def _as_texts(given: Json) -> Json:
     return str(given) if isinstance(given, int | float) and not isinstance(given, bool) else given
 
 
-def _example(key: str, hint: Any) -> str:
+def _example(key: str, hint: Any, given: Json) -> str:
+    one = given if isinstance(given, str) and re.fullmatch(r"[\w.:/@+-]{1,60}", given) else "a,b"
     kinds = {get_origin(kind) for kind in (hint, *get_args(hint))}
     below = f", as {key}.{fields(hint)[0].name}=…" if is_dataclass(hint) else ""
-    return f", as {key}=[a,b]" if list in kinds else f", as {key}={{a:b}}" if dict in kinds else below
+    return f", as {key}=[{one}]" if list in kinds else f", as {key}={{a:b}}" if dict in kinds else below
 
 
 def _instead(kind: type, content: Mapping[str, Json], place: Place) -> str:
@@ -119,10 +132,11 @@ def _instead(kind: type, content: Mapping[str, Json], place: Place) -> str:
         return ", as keys are texts: on, off, yes, no and numbers need quotes in YAML"
     if not whole:
         return f"; {nearest(name, list(types_of(kind)))}"
-    if group and any(name in types_of(option) for option in options_of_groups()[group].values()):
-        how = f"another is chosen by {group}=NAME, or `- override {group}: NAME` in the defaults of a file"
-        return f" with {group}={content['name']}: {how}"
-    return f"; {(None if path else digirl_key(name)) or nearest_key(name, list(types_of(kind)), group)}"
+    readers = [each for each, option in options_of_groups().get(group or "", {}).items() if name in types_of(option)]
+    if readers:
+        how = f"add {group}={readers[0]}, or `- override {group}: {readers[0]}` to the defaults of a file"
+        return f" with {group}={content['name']}: {group}={' or '.join(readers)} has it; {how}"
+    return f"; {nearest_key(name, list(types_of(kind)), group) if path else meant_key(name, content[name])}"
 
 
 def _chosen(group: str, given: Json) -> str:
@@ -130,7 +144,7 @@ def _chosen(group: str, given: Json) -> str:
     options = sorted(options_of_groups()[group])
     name = given.get("name") if isinstance(given, Mapping) else given
     if name not in options:
-        return f"{group}: there is no {name!r:.80}; {nearest(str(name), options)}"
+        return f"{group}: there is no {name!r:.80}; {instead_of(group, str(name)) or nearest(str(name), options)}"
     return f"{group} is chosen in the file's defaults, as `- override {group}: {name}`; below {group} are its keys"
 
 

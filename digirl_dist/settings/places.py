@@ -19,7 +19,9 @@ def find_folder(config_path: str) -> Path:
     for place in places:
         if (found := place / os.path.expanduser(config_path)).is_dir():
             return found.resolve()
-    raise SettingsError(f"--config-path {config_path} is no folder below {', '.join(map(str, places))}")
+    path = Path(os.path.expanduser(config_path))
+    meant = f": write --config-path {path.parent} --config-name {path.stem}" if path.is_file() else ""
+    raise SettingsError(f"--config-path {config_path} is no folder below {', '.join(map(str, places))}{meant}")
 
 
 def own_folder() -> Path:

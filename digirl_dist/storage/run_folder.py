@@ -130,9 +130,12 @@ def existing_run(folder: str | Path) -> Path:
             return found
     except OSError as error:
         raise NoRunError(f"{found} cannot be read: {error.strerror}; allow it to this user, or name another") from error
+    if (above := next((each for each in found.parents if (each / "config.yaml").is_file()), None)) is not None:
+        raise NoRunError(f"{found} is no run folder: it lies in the run {above}; name that")
     inside = runs_in(found)
-    near = [str(run) for run in inside or runs_in(found.parent)]
-    hint = nearest("" if inside else str(found), near) if near else "name the save_path of a run"
+    near = [str(run) for run in inside or runs_in(found.parent) or runs_in(Path("runs"))]
+    same = [run for run in near if Path(run).name == found.name]
+    hint = nearest("" if inside else same[0] if same else str(found), near) if near else "name the save_path of a run"
     raise NoRunError(f"{found} is no run folder: it has no config.yaml; {hint}")
 
 

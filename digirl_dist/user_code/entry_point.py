@@ -71,6 +71,9 @@ def construct(kind: Any, needed: Sequence[str], /, *arguments: Any, **named: Any
 def load_entry_point(entry_point: str, key: str) -> Any:
     """Returns the object named ``module:name``, the value of ``key``. Raises SettingsError naming what is wrong."""
     module_name, colon, name = entry_point.partition(":")
+    if "/" in module_name or module_name.endswith(".py"):
+        plain = module_name.removeprefix("./").removesuffix(".py").strip("/").replace("/", ".")
+        raise SettingsError(f"{key}={entry_point} names a file: write its module, as {key}={plain}:{name or 'Mine'}")
     if not (module_name and colon and name):
         raise SettingsError(f"{key}={entry_point} must read module:name, as in {key}=my_file:Mine")
     try:

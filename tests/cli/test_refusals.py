@@ -4,13 +4,23 @@ from __future__ import annotations
 
 import json
 import re
+import shlex
 import subprocess
 import sys
+from collections.abc import Sequence
+from itertools import chain
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from digirl_dist.child_process import environment
+from digirl_dist.cli.main import main
+from digirl_dist.settings import configuration
+from digirl_dist.settings import hints as hints_module
+from digirl_dist.settings.key_places import all_keys
+from digirl_dist.settings.places import HERE
+from digirl_dist.settings.plugins import ALGORITHM
 
 pytestmark = pytest.mark.component
 
@@ -60,6 +70,99 @@ MISTAKES = {
     ],
     "emulator.image_size must be a list": ["demo", "emulator=rehearsal", "emulator.image_size=[[]]"],
 }
+HABITS = {
+    # a name where a block takes keys, or in another key's place
+    "run algorithm=ppo": "did you mean train_algorithm=ppo?",
+    "run agent=grpo": "did you mean train_algorithm=grpo?",
+    "run mode=offline": "did you mean train_mode=offline?",
+    "run parallel=ray": "parallel must be one of single, host, worker, not 'ray'; did you mean collector=ray?",
+    "run task_split=evaluate": "did you mean task_mode=evaluate?",
+    "run collector=torchrun": "did you mean trainer=torchrun?",
+    "run judge=gpt-4o": "judge must be given by its keys, as judge.model=",
+    "run ssh=root@10.0.0.2": "ssh must be given by its keys, as ssh.",
+    "run loggers=wandb": "loggers must be a list, as loggers=[wandb]",
+    "run offline.data=x.parquet": "offline.data must be a list, as offline.data=[x.parquet]",
+    # a key of another option, or of none
+    "run emulator.id=CartPole-v1": "emulator=gymnasium has it; add emulator=gymnasium",
+    "run agent=vlm agent.model=x agent.width=8": "agent=device or generic has it; add agent=device",
+    "run trainer.shard=true": "trainer=torchrun has it; add trainer=torchrun",
+    "run collector.address=auto": "collector=ray has it; add collector=ray",
+    "run train_algorithm=grpo algorithm.grpo.groupsize=4": "did you mean 'group_size'?",
+    "run limits.boot=5": "did you mean 'boot_s'?",
+    "run emulator.name=miniwob": "choose by emulator=miniwob",
+    # what other tools call it
+    "run lr=1e-3": "did you mean 'algorithm.filtered_bc.actor.learning_rate'?",
+    "run train_algorithm=grpo lr=1e-3": "did you mean 'algorithm.grpo.actor.learning_rate'?",
+    "run batch_size=32": "did you mean 'algorithm.filtered_bc.actor.batch_size'?",
+    "run algo=grpo": "did you mean 'train_algorithm'?",
+    "run env=miniwob": "did you mean 'emulator'?",
+    "run env_id=CartPole-v1": "did you mean 'emulator.id'?",
+    "run num_envs=8": "did you mean 'bsize'?",
+    "run workers=[10.0.0.2]": "did you mean 'worker_ips'?",
+    "run hosts=10.0.0.2": "did you mean 'worker_ips'?",
+    "run user=ann": "did you mean 'worker_username'?",
+    "run output_dir=runs/x": "did you mean 'save_path'?",
+    "run resume=runs/x": "did you mean 'start_from'?",
+    "run wandb=true": "did you mean 'loggers'?",
+    "run device=cuda": "did you mean 'trainer.device'?",
+    "run gpus=2": "did you mean 'trainer.nproc_per_node'?",
+    "run total_timesteps=1000000": "did you mean 'train_iterations'?",
+    "demo iterations=2": "did you mean 'train_iterations'?",
+    "run episodes=64": "did you mean 'rollout_size'?",
+    "run max_episode_steps=100": "did you mean 'max_steps'?",
+    "run tasks=[a,b]": "did you mean 'task_set'?",
+    "run eval_freq=5": "did you mean 'evaluation.every'?",
+    "run model_name_or_path=x/y": "did you mean 'agent.model'?",
+    "run num_generations=8": "did you mean 'algorithm.grpo.group_size'?",
+    # a class, an environment or a model in place of a name
+    "run emulator=gym": "did you mean 'gymnasium'?",
+    "run emulator=ALE/Pong-v5": "emulator=gymnasium emulator.id=ALE/Pong-v5",
+    "run emulator=./my_env.py:MyEnv": "emulator=custom emulator.entry_point=my_env:MyEnv",
+    "run agent=my_file:X": "agent=custom agent.entry_point=my_file:X",
+    "run agent=Qwen/Qwen2.5-VL-3B-Instruct": "agent=vlm agent.model=Qwen/Qwen2.5-VL-3B-Instruct",
+    "run dry_run=true agent=custom agent.entry_point=my_file.py:X": "write its module, as agent.entry_point=my_file:X",
+    "run dry_run=true algorithm.entry_point=mine.py": "write its module, as algorithm.entry_point=mine:Mine",
+    "run dry_run=true algorithm.entry_point=src/mine.py:X": "as algorithm.entry_point=src.mine:X",
+    # a flag for a key
+    "run --iterations 3": "did you mean train_iterations=3?",
+    "run --dry-run": "did you mean dry_run=true?",
+    "run --seed 3": "did you mean seed=3?",
+    "run --save_path=runs/x": "did you mean save_path=runs/x?",
+    "run --lr 1e-3": "did you mean algorithm.filtered_bc.actor.learning_rate=1e-3?",
+    "demo --iterations 2": "did you mean train_iterations=2?",
+    "setup --dryrun": "did you mean --dry-run?",
+    "plan --json5 emulator=rehearsal": "did you mean --json?",
+    "run dry_run": "did you mean dry_run=true?",
+    "run rollout_size": "did you mean rollout_size=…?",
+    # what Hydra has
+    "run --multirun seed=1": "Hydra's, which only reads the files here",
+    "run -m seed=1": "Hydra's, which only reads the files here",
+    "run hydra.run.dir=out": "Hydra's, which only reads the files here: leave it out",
+    "run seed=1,2,3": "one run takes one of them: start one for each",
+    "run worker_ips=10.0.0.2,10.0.0.3": "a list is written worker_ips=[a,b]",
+    # names of files
+    "run --config-name my.yaml": "there is no my.yaml in",
+    "run my.yaml": "did you mean --config-name my?",
+    "run host": "did you mean --config-name host?",
+    "run host.yaml": "did you mean --config-name host?",
+    # values
+    "run seed=one": "seed must be a whole number from 0 to",
+    "run close=90%": "a share as 0.9",
+    "run media=yes": "none, failures, all or top-3",
+    "run dry_run=maybe": "dry_run must be true or false",
+    "run Seed=1": "did you mean 'seed'?",
+    "run rollout-size=8": "did you mean 'rollout_size'?",
+    # commands
+    "train": "did you mean 'run'?",
+    "evaluate runs/x": "did you mean 'eval'?",
+    "status": "did you mean 'why'?",
+    "install": "did you mean 'setup'?",
+    "ui": "did you mean 'view'?",
+    "doctor --emulator gym": "did you mean 'gymnasium'?",
+    "export runs/x --to csv out": "choose from 'atif'",
+    "eval runs/x --config-name host": "leave out --config-path and --config-name",
+}
+"""What people type out of habit -> the remedy that they are told."""
 PROGRAM = """
 import contextlib, io, json, sys
 from digirl_dist.cli.main import main
@@ -80,22 +183,80 @@ SIGN_OF_LIFE = re.compile(r"\d\d:\d\d:\d\d  .*, for .*\n")
 """A line of progress, which a busy machine leads to."""
 
 
+def answered(folder: Path, commands: Sequence[Sequence[str]], **variables: str) -> list[dict[str, Any]]:
+    """Returns what each command came to, one after the other in one process; nothing of it may write a file."""
+    command = [sys.executable, "-c", PROGRAM, json.dumps(list(map(list, commands)))]
+    with_modules = {**environment(), "PYTHONDONTWRITEBYTECODE": "1", **variables}
+    done = subprocess.run(command, cwd=folder, env=with_modules, capture_output=True, text=True, timeout=600)
+    assert done.returncode == 0, done.stderr
+    assert not list(folder.iterdir())
+    return [json.loads(line) for line in done.stdout.splitlines()]
+
+
+def refused(answer: dict[str, Any], said: str) -> None:
+    told = {**answer, **{each: SIGN_OF_LIFE.sub("", answer[each]) for each in ("said", "printed")}}
+    assert said in told["said"] and told["said"].startswith("error: ") and told["said"].count("\n") == 1
+    assert (told["status"], told["printed"], told["heavy"]) == (2, "", []), "what is not heavy takes less than a second"
+
+
 @pytest.fixture(scope="module")
 def answers(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, Any]]:
-    """What each mistake came to, one after the other in one process; nothing of it may write a file."""
     empty, modules = tmp_path_factory.mktemp("empty"), tmp_path_factory.mktemp("modules")
     (modules / "this_file_ends.py").write_text("import sys\n\nsys.exit(0)\n")
-    command = [sys.executable, "-c", PROGRAM, json.dumps(list(MISTAKES.values()))]
-    ours = environment()
-    with_modules = {**ours, "PYTHONPATH": f"{modules}:{ours['PYTHONPATH']}", "PYTHONDONTWRITEBYTECODE": "1"}
-    done = subprocess.run(command, cwd=empty, env=with_modules, capture_output=True, text=True, timeout=170)
-    assert done.returncode == 0, done.stderr
-    assert not list(empty.iterdir())
-    return dict(zip(MISTAKES, map(json.loads, done.stdout.splitlines()), strict=True))
+    path = f"{modules}:{environment()['PYTHONPATH']}"
+    return dict(zip(MISTAKES, answered(empty, list(MISTAKES.values()), PYTHONPATH=path), strict=True))
+
+
+@pytest.fixture(scope="module")
+def hints(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, Any]]:
+    return dict(zip(HABITS, answered(tmp_path_factory.mktemp("empty"), list(map(shlex.split, HABITS))), strict=True))
 
 
 @pytest.mark.parametrize("said", MISTAKES)
 def test_a_mistake_is_told_in_one_line_and_nothing_is_written(said: str, answers: dict[str, dict[str, Any]]) -> None:
-    told = {**answers[said], **{each: SIGN_OF_LIFE.sub("", answers[said][each]) for each in ("said", "printed")}}
-    assert said in told["said"] and told["said"].startswith("error: ") and told["said"].count("\n") == 1
-    assert (told["status"], told["printed"], told["heavy"]) == (2, "", []), "what is not heavy takes less than a second"
+    refused(answers[said], said)
+
+
+@pytest.mark.parametrize("typed", HABITS)
+def test_what_people_type_out_of_habit_is_answered_with_what_to_type(
+    typed: str, hints: dict[str, dict[str, Any]]
+) -> None:
+    refused(hints[typed], HABITS[typed])
+
+
+def test_a_path_below_a_run_and_the_name_of_a_run_are_understood(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "runs/demo/trajectories").mkdir(parents=True)
+    (tmp_path / "runs/demo/config.yaml").write_text("seed: 1\n")
+    for words in (["view", "runs/demo/trajectories"], ["report", "runs/demo/report.html"], ["why", "runs/demo/x/y"]):
+        assert main(words) == 2
+        assert "it lies in the run runs/demo; name that" in capsys.readouterr().err
+    for words in (["eval", "demo"], ["why", "demo"], ["plan", "--run", "demo"]):
+        assert main(words) == 2
+        assert "did you mean 'runs/demo'?" in capsys.readouterr().err
+
+
+def test_a_file_beside_the_command_is_found_and_one_without_defaults_is_told_what_it_lacks(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "my.yaml").write_text("seed: 1\n")
+    assert main(["run", "--config-name", "my.yaml"]) == 2
+    assert "add --config-path . --config-name my" in capsys.readouterr().err
+    assert main(["run", "--config-path", "my.yaml"]) == 2
+    assert "write --config-path . --config-name my" in capsys.readouterr().err
+    assert main(["run", "--config-path", ".", "--config-name", "my"]) == 2
+    assert "let it begin with `defaults: [host, _self_]`" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("algorithm", ALGORITHM.names())
+def test_every_word_of_the_field_leads_to_a_key_that_there_is(algorithm: str) -> None:
+    known = {".".join(place) for place, _ in all_keys()}
+    for word in chain.from_iterable(hints_module._FIELD.values()):
+        assert hints_module.word_of_the_field(word, algorithm) in known, word
+
+
+def test_a_whole_number_may_be_written_as_people_do() -> None:
+    assert configuration.load(HERE, "host", ["train_iterations=1e3"]).train_iterations == 1000

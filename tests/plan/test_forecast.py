@@ -99,6 +99,11 @@ def test_a_plan_names_what_is_missing_and_prints_what_is_asked(capsys: pytest.Ca
     assert "steps" in capsys.readouterr().err
     assert main(["plan", "--fleet", "1,8", *figures, "--figure", "steps=10"]) == 0
     assert "ahead=1" in capsys.readouterr().out
+    mine = ["plan", "--fleet", "3,8", "worker_ips=[a,b,c]", "bsize=4", "rollout_size=12", "emulator=rehearsal"]
+    assert main(mine) == 0
+    shown = capsys.readouterr().out.split("\n")
+    assert [line.split()[0] for line in shown if line.endswith("<- this fleet")] == ["3"]
+    assert shown[-2].startswith("recommended for 3 workers of 4 slots: ")
     assert main(["plan", "--fleet", "2", "--json", "emulator=rehearsal", "rollout_size=16"]) == 0
     assert json.loads(capsys.readouterr().out)["forecasts"][0]["rollout_size"] == 16
     assert main(["plan", "--fleet", "many", "emulator=rehearsal"]) == 2
