@@ -41,6 +41,8 @@ def type_of(kind):
             return "number" + range_of(kind)
         case structure.StrType(max_length=most, pattern=pattern):
             return "text" + (f", at most {most} characters" if most else f" like `{pattern}`" if pattern else "")
+        case structure.BytesType(max_length=most):
+            return "bytes" + (f", at most {most}" if most else "")
         case structure.ListType(item_type=item):
             return f"list of {type_of(item)}"
         case structure.TupleType(item_types=items):
