@@ -89,7 +89,7 @@ def test_the_bar_has_what_is_done_how_much_of_it_success_who_works_and_the_time_
     site.now += 8
     bar = site.drawn()
     assert bar.startswith("0 of 4 iterations; collect iteration 0  40%|")
-    assert bar.endswith("| 4/10 [00:00, success 0.75, 1 of 2 workers run emulators, 1 lost, about 1:12 min left]")
+    assert bar.endswith("| 4/10 [00:00, success 0.75, 1 of 2 workers run episodes, 1 lost, about 1:12 min left]")
     site.status.collected(Round(0))
     site.status.host("export the run")
     assert "| 4/10" not in site.drawn() and "export the run [00:00" in site.drawn()
