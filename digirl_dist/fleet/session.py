@@ -368,7 +368,8 @@ class Holdings:
     """The leases of one connection, held against what its program says that it holds.
 
     Leases and drops are numbered, and a heartbeat names the newest it knows. A difference counts once two heartbeats
-    in a row show it: an episode may end between a heartbeat's making and its sending. What the program knows of never becomes less, whatever it says later.
+    in a row show it: an episode may end between a heartbeat's making and its sending. What the program knows of never
+    becomes less, whatever it says later.
     """
 
     def __init__(self) -> None:
