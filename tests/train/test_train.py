@@ -150,7 +150,7 @@ def test_b7_one_process_goes_on_where_two_ranks_stopped_and_two_again(three: Pat
     last = metrics(one)[-1]
     assert last["world_size"] == 1 and last["global_step"] == STEPS * SLOTS * (2 * 3 + 1)
     assert last["learning_rate"] == pytest.approx(1e-3 * 3 / 6)
-    assert state(one)[1]["algorithm"]["updates"] == 4
+    assert state(one)[1]["algorithm"]["optimizer"]["updates"] == 4
     ended = launch(ranks(2, *MODULE, *words(one, "train_iterations=5")))
     assert ended.status == 0, ended.out
     ids = [each.episode_id for each in episodes(one)]
