@@ -158,7 +158,7 @@ def test_complete_or_said_a_run_that_failed_says_so_in_every_face(
     assert "the run failed: no gradient came" in capsys.readouterr().out
     assert "the run failed: no gradient came" in (run / "report.html").read_text()
     viewed = ViewedRun(run).progress()
-    assert viewed["failed"] and viewed["state"] == "the run failed: no gradient came"
+    assert (viewed["state"], viewed["words"]) == ("failed", "the run failed: no gradient came")
     assert '"event": "run_failed"' in (run / "events.jsonl").read_text()
 
 

@@ -202,12 +202,12 @@ def test_a_run_of_another_algorithm_starts_with_a_checkpoint_and_says_so(collect
 @pytest.mark.long
 def test_grpo_and_evaluations_run_on_workers_over_ssh(tmp_path: Path) -> None:
     evaluation = EvaluationSettings(every=2, episodes=4)
-    grpo = {"train_algorithm": "grpo", "evaluation": evaluation, "rollout_size": 8}
+    grpo = {"train_algorithm": "grpo", "evaluation": evaluation, "rollout_size": 16}
     run(settings(tmp_path, parallel=Parallel.host, dry_run=True, train_iterations=2, **grpo))
     assert [line["checkpoint"] for line in lines(tmp_path / "evaluation.jsonl")] == [0, 2]
     episodes = parquet.read(tmp_path / "trajectories" / "000001.parquet")
     starts = [(each.ticket.task.id, each.ticket.seed) for each in episodes]
-    assert [len(set(starts[first : first + 4])) for first in (0, 4)] == [1, 1] and len(set(starts)) == 2
+    assert [len(set(starts[first : first + 8])) for first in (0, 8)] == [1, 1] and len(set(starts)) == 2
     actions = {tuple(step.action for step in each.steps) for each in episodes[:4]}
     assert len(actions) > 1  # alike at the start, and then each on its own
     assert "kl_from_old" in metrics(tmp_path)[0]
