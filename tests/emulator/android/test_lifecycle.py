@@ -121,7 +121,7 @@ def test_a_trial_of_the_doctor_tells_of_each_part(tmp_path: Path) -> None:
     factory = pack(partial(AndroidEmulator, make_sdk(tmp_path).settings()))
     tap = {"type": "tap", "x": 0.5, "y": 0.0}
     limits = {"boot_s": 60.0, "reset_s": 30.0, "step_s": 30.0}
-    order = {"size": len(factory), "task": asdict(TASK), "action": tap, "limits": limits}
+    order = {"size": len(factory), "task": asdict(TASK), "action": tap, "steady": False, "limits": limits}
     words = [sys.executable, "-m", "digirl_dist.worker_program.trial"]
     asked = json.dumps(order).encode() + b"\n" + factory
     done = subprocess.run(words, input=asked, stdout=subprocess.PIPE, env=environment(), timeout=120, check=True)
