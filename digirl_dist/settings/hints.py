@@ -15,10 +15,10 @@ from digirl_dist.types import Json
 
 _FIELD: dict[str, tuple[str, ...]] = {
     "algorithm.entry_point": ("algorithm_class", "trainer_class"),
+    "ahead": ("async", "async_level", "asynchronous", "collect_ahead", "close", "max_staleness"),
     "agent": ("model", "policy", "net", "network", "agent_name", "agent_type"),
     "agent.model": ("model_name", "model_path", "model_name_or_path", "hf_model", "base_model"),
     "bsize": ("num_envs", "n_envs", "num_emulators", "envs", "envs_per_worker", "slots", "num_slots", "env_num"),
-    "collect_ahead": ("async", "async_level", "asynchronous"),
     "dry_run": ("dryrun", "local", "localhost", "fake"),
     "emulator": ("env", "environment", "simulator", "game", "env_name", "env_type"),
     "emulator.id": ("env_id", "gym_id", "environment_id", "id"),

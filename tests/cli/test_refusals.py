@@ -147,7 +147,7 @@ HABITS = {
     "run host.yaml": "did you mean --config-name host?",
     # values
     "run seed=one": "seed must be a whole number from 0 to",
-    "run close=90%": "a share as 0.9",
+    "run close=90%": "there is no key 'close'; did you mean 'ahead'?",
     "run media=yes": "none, failures, all or top-3",
     "run dry_run=maybe": "dry_run must be true or false",
     "run Seed=1": "did you mean 'seed'?",
