@@ -24,7 +24,9 @@ export function go(view, query = {}, ...parts) {
   location.hash = link(view, query, ...parts);
 }
 
-// Changes the address of this view without another entry in the history.
+// Changes the address of this view without another entry in the history; not once somebody has gone elsewhere.
 export function note(view, query, ...parts) {
+  const now = route();
+  if (link(now.view, {}, ...now.parts) !== link(view, {}, ...parts)) return;
   history.replaceState(null, "", link(view, query, ...parts));
 }
