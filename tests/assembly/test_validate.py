@@ -238,7 +238,7 @@ def test_grpo_and_evaluations_run_on_workers_over_ssh(tmp_path: Path) -> None:
             },
             "train_mode=online",
         ),
-        ({"train_algorithm": "grpo", "rollout_size": 10}, "no multiple of algorithm.grpo.group_size=4"),
+        ({"train_algorithm": "grpo", "rollout_size": 10}, "no multiple of algorithm.grpo.group_size=8"),
         ({"rollout_size": 12, "trainer": InProcessSettings(replay_size=8)}, "learned from the others; raise that"),
         ({"start_from": "/nowhere/at/all"}, "start_from=/nowhere/at/all is no checkpoint"),
     ],
