@@ -68,16 +68,21 @@ def append_object(path: Path, content: Mapping[str, Json]) -> None:
 def append(path: Path, lines: bytes, flushed: bool = False) -> None:
     """Appends whole lines, all of them or none. Raises OSError."""
     with opened_to_append(path) as file:
-        end = file.seek(0, os.SEEK_END)
-        rest = memoryview(lines)
-        try:
-            while rest:
-                rest = rest[file.write(rest) :]
-            if flushed:
-                os.fsync(file.fileno())
-        except OSError:
-            file.truncate(end)
-            raise
+        append_to(file, lines, flushed)
+
+
+def append_to(file: FileIO, lines: bytes, flushed: bool = False) -> None:
+    """Appends whole lines to an open file, all of them or none. Raises OSError."""
+    end = file.seek(0, os.SEEK_END)
+    rest = memoryview(lines)
+    try:
+        while rest:
+            rest = rest[file.write(rest) :]
+        if flushed:
+            os.fsync(file.fileno())
+    except OSError:
+        file.truncate(end)
+        raise
 
 
 def opened_to_append(path: Path) -> FileIO:

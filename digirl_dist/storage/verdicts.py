@@ -86,11 +86,10 @@ class VerdictFile(Closeable):
         self._file.close()
 
     def _write(self, content: Mapping[str, Json]) -> None:
-        rest = memoryview(strict_json.dumps(dict(content)).encode() + b"\n")
+        line = strict_json.dumps(dict(content)).encode() + b"\n"
         try:
             with self._lock:
-                while rest:
-                    rest = rest[self._file.write(rest) :]
+                json_lines.append_to(self._file, line)
         except OSError as error:
             reason = f"{self.path} cannot be written: {file_system.in_words(error, self.path)}"
             raise RunFolderError(f"{reason}; the same command continues") from error
