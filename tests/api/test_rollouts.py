@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import itertools
 import json
-import os
 import signal
 import subprocess
 import sys
@@ -15,9 +14,8 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-import psutil
 import pytest
-from process_watch import eventually
+from process_watch import kill_a_worker_program
 from run_files import events
 from test_run import ROOT
 from user_classes import Coin, Counter
@@ -203,22 +201,9 @@ def test_over_ssh_a_killed_worker_costs_no_rollout_and_none_comes_twice(tmp_path
         task = fleet.tasks[0]
         rollouts = [fleet.submit(task, act=act, key=f"k{number}") for number in range(24)]
         rollouts[0].result(60)
-        threading.Thread(target=_kill_a_worker, args=[str(tmp_path / "kept")]).start()
+        threading.Thread(target=kill_a_worker_program, args=[str(tmp_path / "kept")]).start()
         found = [landed(each) for each in rollouts]
     assert len({one.ticket.key for one in found}) == 24
     lines = [json.loads(line) for line in (tmp_path / "kept" / "events.jsonl").read_text().splitlines()]
     assert any(line["event"] == "worker_lost" for line in lines), Tally(line["event"] for line in lines)
     assert len(Run(tmp_path / "kept").episodes()) == 24
-
-
-def _kill_a_worker(folder: str) -> None:
-    def program() -> psutil.Process | None:
-        for process in psutil.process_iter(["cmdline"]):
-            words = process.info["cmdline"] or []
-            if "digirl_dist.worker_program.program" in words and any(folder in word for word in words):
-                return process
-        return None
-
-    eventually(lambda: program() is not None, 20)
-    if (found := program()) is not None:
-        os.kill(found.pid, signal.SIGKILL)
