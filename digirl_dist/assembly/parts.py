@@ -163,10 +163,11 @@ def choose_folder(settings: Settings, rank: Rank | None, resume: bool = False, n
     if rank is not None:
         raise SettingsError("save_path=auto is chosen by each process of a launch for itself: give save_path=runs/NAME")
     name = name or f"{settings.emulator.name}-{_what_is_done(settings)}"
-    newest = Path() if (Path() / "run.json").exists() else newest_run(name)
-    resume = resume or newest == Path() or settings.task_mode is TaskMode.evaluate
+    is_here = (Path() / "run.json").exists()
+    newest = Path() if is_here else newest_run(name)
+    resume = resume or is_here or settings.task_mode is TaskMode.evaluate
     goes_on = newest is not None and (resume or _goes_on(newest, settings))
-    settings.save_path = str(newest if newest is not None and goes_on else new_run(name))
+    settings.save_path = str(newest if goes_on else new_run(name))
 
 
 def _what_is_done(settings: Settings) -> str:

@@ -32,7 +32,6 @@ class Rect(NamedTuple):
         return Rect(self.left + dx, self.top + dy, self.right - dx, self.bottom - dy)
 
 
-SCREEN = Rect(0, 0, WIDTH, HEIGHT)
 BACK_KEY = Rect(0, BOTTOM, WIDTH // 3, HEIGHT)
 HOME_KEY = Rect(WIDTH // 3, BOTTOM, 2 * WIDTH // 3, HEIGHT)
 KEYBOARD = Rect(0, KEYBOARD_TOP, WIDTH, BOTTOM)
