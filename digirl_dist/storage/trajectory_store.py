@@ -62,8 +62,14 @@ class Store:
         self._listeners.append(landed)
 
     def sweep(self) -> None:
-        """Deletes unchecked transfers of a killed host; only for the host that holds the run folder."""
+        """Deletes what a killed host left: unchecked transfers, and single episodes that an iteration's file has.
+
+        Only for the host that holds the run folder.
+        """
         shutil.rmtree(self._incoming, ignore_errors=True)
+        for number in self._landing_iterations():
+            if self.has(Round(number)):
+                shutil.rmtree(self._landing / _name(Round(number)), ignore_errors=True)
 
     def incoming(self, counts_in: Round, name: str) -> Path:
         """Returns the path for an unchecked transfer."""
@@ -106,8 +112,10 @@ class Store:
 
     def unfinished(self) -> list[int]:
         """Returns the iterations of which episodes have landed, and that have no file yet."""
-        numbers = [int(path.name) for path in self._landing.glob("[0-9]*") if path.name.isdecimal()]
-        return sorted(number for number in numbers if not self.has(Round(number)))
+        return sorted(number for number in self._landing_iterations() if not self.has(Round(number)))
+
+    def _landing_iterations(self) -> list[int]:
+        return [int(path.name) for path in self._landing.glob("[0-9]*") if path.name.isdecimal()]
 
     def flush(self) -> None:
         """Makes durable what has landed, all of it at once: each flush is a turn of the disk."""

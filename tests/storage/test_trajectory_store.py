@@ -12,7 +12,7 @@ import pytest
 
 from digirl_dist.collection import CollectionResult
 from digirl_dist.errors import TrajectoryError
-from digirl_dist.storage import episode_file
+from digirl_dist.storage import episode_file, parquet
 from digirl_dist.storage.run_folder import FOLDERS
 from digirl_dist.storage.trajectory_store import Store
 from digirl_dist.tasks import Key, Round, Task, Ticket
@@ -84,6 +84,15 @@ def test_only_the_host_that_holds_the_folder_sweeps_what_is_incoming(tmp_path: P
     killed.write_bytes(b"rows")
     Store(tmp_path).sweep()
     assert not killed.exists() and list(Store(tmp_path).landed(Round(0))) == [Key(0, 3)]
+
+
+def test_what_a_host_left_that_was_killed_as_an_iteration_ended_is_swept(tmp_path: Path) -> None:
+    killed = Store(tmp_path)
+    killed.land(Round(0), episode(0, 0))
+    parquet.write(tmp_path / "000000.parquet", [episode(0, 0)])
+    killed.land(Round(1), episode(1, 0))
+    Store(tmp_path).sweep()
+    assert not (tmp_path / ".landing" / "000000").exists() and Store(tmp_path).unfinished() == [1]
 
 
 def test_to_open_a_store_makes_no_folder(tmp_path: Path) -> None:
