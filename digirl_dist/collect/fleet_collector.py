@@ -19,6 +19,7 @@ from digirl_dist.collect.rest import Rest
 from digirl_dist.collect.stream import Stream
 from digirl_dist.collect.worker_table import WorkerTable
 from digirl_dist.collection import CollectionResult
+from digirl_dist.emulator.episode_limits import MOST_STEPS
 from digirl_dist.errors import CollectionError, DigirlDistError, MisconductError, failure_here
 from digirl_dist.fleet.fleet import Fleet
 from digirl_dist.fleet.worker_events import (
@@ -69,7 +70,7 @@ class FleetCollector:
         store: Store,
         events: Events,
         status: Status,
-        max_steps: int | None = None,
+        most_steps: int = MOST_STEPS,
         clock: Clock = time.monotonic,
         ledger: Ledger | None = None,
         lengths: Lengths | None = None,
@@ -79,7 +80,7 @@ class FleetCollector:
         self.limits = limits
         self.store = store
         self.status = status
-        self.leases = Leases(limits.episode_attempts, clock, lease_seconds(limits, max_steps), ledger, lengths)
+        self.leases = Leases(limits.episode_attempts, clock, lease_seconds(limits, most_steps), ledger, lengths)
         self.reliability = Reliability(limits, clock)
         self.table = WorkerTable(fleet, self.leases, limits, events, status, clock)
         self.dispatch = Dispatch(fleet, self.table.states, self.leases, self.reliability, rules, events, clock)
