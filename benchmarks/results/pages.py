@@ -6,6 +6,7 @@ import argparse
 import json
 import os
 import shutil
+import signal
 import subprocess
 import sys
 import time
@@ -56,6 +57,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     failed = 0
     if options.all or options.pages:
         os.nice(19)
+        signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # so that the runs end, too
         done = {(line["page"], line["seed"]) for line in _lines(lines)}
         wanted = [(page, seed) for seed in options.seeds for page in pages if (page, seed) not in done]
         failed = _make([_run(*each, options.runs) for each in wanted], options.processes, lines)

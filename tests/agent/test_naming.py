@@ -9,16 +9,18 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
+from single_steps import row_of
 
 from digirl_dist.agent.device.batch import labels_of
 from digirl_dist.agent.device.policy import DevicePolicy
 from digirl_dist.agent.device.reading import hashed_words, read, words_of
-from digirl_dist.agent.device.touch import TouchGrid
+from digirl_dist.agent.device.touch import TouchGrid, middle
+from digirl_dist.algorithm.imitation import Imitation
 from digirl_dist.emulator import DeviceActions, EmulatorSpec, Label
 from digirl_dist.emulator.remembered import Memory, told
 from digirl_dist.emulator.touch_actions import DeviceAction
 from digirl_dist.errors import ActionError
-from digirl_dist.settings import DeviceAgentSettings
+from digirl_dist.settings import ActorSettings, DeviceAgentSettings
 from digirl_dist.trajectory import Observation
 from digirl_dist.types import Json
 
@@ -172,3 +174,38 @@ def test_a_worker_may_type_what_the_policy_can_and_nothing_else(labels: bool, te
     if not labels:
         with pytest.raises(ActionError):
             agent.check_action(SPEC, seen, {**action, "text": "shown"})
+
+
+NAMES = [first + last for first in ("Ab", "Co", "Di", "Fe") for last in ("len", "mo", "ra", "sky", "ti")]
+
+
+def listed(rng: np.random.Generator, copies: bool) -> tuple[Observation, Json]:
+    """A list of five names, each with a value and two icons; what to do with one of them; and how that is done."""
+    names, labels = list(rng.choice(NAMES, 5, replace=False)), []
+    for row, name in enumerate(names):
+        top, bottom = 0.1 + 0.16 * row, 0.15 + 0.16 * row
+        labels += [Label(name, "", 0.0, top, 0.4, bottom), Label(f"v{rng.integers(100)}", "", 0.45, top, 0.6, bottom)]
+        labels += [Label("", "graphic", left, top, left + 0.05, bottom) for left in (0.7, 0.8)]
+    row, icon = int(rng.integers(5)), int(rng.integers(2))
+    if copies:
+        action = DeviceAction("type_at", *middle(FIELD), text=labels[4 * row + 1].name)
+        return observed(f"Enter the value of {names[row]}", *labels, FIELD), action.to_json()
+    touched = DeviceAction("tap", *middle(labels[4 * row + 2 + icon]))
+    return observed(f"{('Star', 'Delete')[icon]} {names[row]}", *labels), touched.to_json()
+
+
+@pytest.mark.component
+@pytest.mark.parametrize("copies", [False, True])
+def test_what_stands_beside_a_name_is_learned_from_a_few_examples(copies: bool) -> None:
+    """Touching one of its icons, or typing its value elsewhere, of a name that other examples had."""
+    rng, agent = np.random.default_rng(0), policy(shift=8)
+    examples, others = ([listed(rng, copies) for _ in range(count)] for count in (64, 32))
+
+    def share() -> float:
+        with torch.no_grad():
+            return float(agent.log_prob(*map(list, zip(*others, strict=True))).exp().mean())
+
+    untrained = share()
+    settings = ActorSettings(epochs=20, max_examples=3000, learning_rate=5e-3)
+    Imitation(agent, settings, seed=0).fit([row_of(*example) for example in examples])
+    assert untrained < 0.05 and share() > 0.6
