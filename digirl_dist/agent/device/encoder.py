@@ -154,8 +154,8 @@ class Ends(nn.Module):
         near = torch.exp(-(ways**2).sum(dim=2, keepdim=True) / (2 * _NEAR**2))
         way: torch.Tensor = torch.cat([ways, ways.abs(), near], dim=2) @ self._way(seen.text)[:, :, None]
         fit: torch.Tensor = self._key(seen.tokens) @ query[:, :, None]
-        own: torch.Tensor = seen.places[:, -1]
-        return own + fit[:, :, 0] * seen.tokens.shape[2] ** -0.5 + way[:, :, 0]
+        scale: float = seen.tokens.shape[2] ** -0.5
+        return seen.places[:, -1] + fit[:, :, 0] * scale + way[:, :, 0]
 
 
 def _halves(device: torch.device) -> bool:
