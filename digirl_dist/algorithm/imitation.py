@@ -15,6 +15,8 @@ from digirl_dist.parallel.peers import ALONE, Peers
 from digirl_dist.settings import ActorSettings
 
 _ROWS_AT_ONCE = 256
+_WINDOW = 8
+"""Steps over which the loss must fall, for the update to go on."""
 
 
 class Imitation(OptimizerIsTheState):
@@ -29,9 +31,9 @@ class Imitation(OptimizerIsTheState):
         self._optimizer = MinibatchOptimizer(agent.parameters(), settings, seed, "the actor's loss", peers)
 
     def fit(self, rows: Sequence[Row]) -> Fit:
-        """Makes one iteration's minibatches and marks the rows that were learned from. Raises TrainingError.
+        """Makes one iteration's minibatches, until the loss no longer falls, and marks the rows that were learned from.
 
-        The loss is 0 without rows of any weight.
+        The loss is 0 without rows of any weight. Raises TrainingError.
         """
         rows = [row for row in rows if row.weight]  # the others cost passes, and teach nothing
         self._agent.train()
@@ -39,6 +41,7 @@ class Imitation(OptimizerIsTheState):
             len(rows),
             loss_of=lambda batch: self._loss_of([rows[place] for place in batch]),
             weight_of=lambda batch: sum(abs(rows[place].weight) for place in batch),
+            window=_WINDOW,
         )
         self._agent.train(False)
         learned_from(rows, fit.learned)

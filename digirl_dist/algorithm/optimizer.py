@@ -22,6 +22,9 @@ LossOf = Callable[[list[int]], torch.Tensor]
 WeightOf = Callable[[list[int]], float]
 """What that mean divides by: the rows' number, or the sum of their weights."""
 
+_FALLS = 0.02
+"""Share by which a loss must be lower than before to count as falling."""
+
 _MOST_SKIPPED = 0.5
 """Share of an update's steps beyond which skipping them is no remedy."""
 
@@ -101,9 +104,12 @@ class MinibatchOptimizer:
         parts = self._peers.align(drawn)
         return Drawn(drawn + [[] for _ in range(len(parts) - len(drawn))], parts)
 
-    def fit(self, rows: int | Drawn, loss_of: LossOf, weight_of: WeightOf = len, fresh: int = 0) -> Fit:
+    def fit(
+        self, rows: int | Drawn, loss_of: LossOf, weight_of: WeightOf = len, fresh: int = 0, window: int = 0
+    ) -> Fit:
         """Makes a step of each minibatch, ``rows_at_once`` of this rank's rows at a time, with one exchange.
 
+        With ``window``, it ends once the mean loss of so many steps is hardly lower than that of as many before them.
         Draws them first for a number of ``rows``. A step whose loss or gradient is not finite, or whose loss is beyond
         ``MAX_LOSS``, is skipped, on every rank alike. Raises TrainingError when that is more than half of all steps.
         """
@@ -112,6 +118,8 @@ class MinibatchOptimizer:
         faults: list[str] = []
         learned: set[int] = set()
         for batch, part in zip(drawn.batches, drawn.parts, strict=True):
+            if window and has_settled(losses, window):
+                break
             loss, fault = self._step(part, len(batch), loss_of, weight_of)
             if fault:
                 faults.append(fault)
@@ -192,6 +200,14 @@ def batches(rows: int, settings: OptimizerSettings, generator: torch.Generator, 
     first = first[~others | (others.cumsum(0) <= wanted - fresh)]
     drawn = torch.cat([first, *more])[:wanted]
     return [batch.tolist() for batch in torch.tensor_split(drawn, math.ceil(wanted / settings.batch_size))]
+
+
+def has_settled(losses: Sequence[float], window: int) -> bool:
+    """Whether the last ``window`` losses are on average hardly lower than as many before them."""
+    if len(losses) < 2 * window:
+        return False
+    before, now = sum(losses[-2 * window : -window]) / window, sum(losses[-window:]) / window
+    return now > before - _FALLS * abs(before)
 
 
 def fault_of(loss: float, length: float, most: float, what: str) -> str:

@@ -60,13 +60,16 @@ _PLAIN_TYPES = {name: kind for kind, name in _PLAIN.items()}
 
 
 def to_aitw(action: DeviceAction) -> AitwAction:
-    """The inverse of ``from_aitw``, but for swipes that end where they began, which the format calls taps, and for the
-    point at which something is typed, which it does not have."""
+    """Returns the action in the format, as far as it goes.
+
+    The inverse of ``from_aitw`` except for swipes that end where they began, which the format calls taps, and for what
+    it does not have: the point at which something is typed, drags (swipes there) and selections (taps).
+    """
     if action.type in ("type", "type_at"):
         return AitwAction(ActionType.TYPE, text=action.text)
-    if action.type == "tap":
+    if action.type in ("tap", "select"):
         return AitwAction(ActionType.DUAL_POINT, (action.y, action.x), (action.y, action.x))
-    if action.type == "swipe":
+    if action.type in ("swipe", "drag"):
         return AitwAction(ActionType.DUAL_POINT, (action.y, action.x), (action.to_y, action.to_x))
     return AitwAction(_PLAIN_TYPES[action.type])
 

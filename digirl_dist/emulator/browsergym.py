@@ -116,7 +116,9 @@ def touch(action: DeviceAction, screen: tuple[int, int]) -> str:
     match action.type:
         case "tap":
             return f"mouse_click({point(action.x, action.y)})"
-        case "swipe":
+        case "select":
+            return f"mouse_dblclick({point(action.x, action.y)})"
+        case "swipe" | "drag":
             return f"mouse_drag_and_drop({point(action.x, action.y)}, {point(action.to_x, action.to_y)})"
         case "type":
             return f"keyboard_type({action.text!r})"

@@ -201,16 +201,21 @@ class Page:
         found = self._ask(("Page.captureScreenshot", {"format": "png", "optimizeForSpeed": True}))
         return base64.b64decode(found["data"])
 
-    def press(self, start: Point, end: Point) -> None:
-        """Press the mouse's button at ``start`` and let it go at ``end``, both in pixels of the viewport."""
-        down = [_mouse("mouseMoved", start), _mouse("mousePressed", start)]
+    def press(self, start: Point, end: Point, clicks: int = 1) -> None:
+        """Press the mouse's button at ``start`` and let it go at ``end``, both in pixels of the viewport.
+
+        The last of several ``clicks``: the second marks a word, the third a paragraph.
+        """
+        for count in range(1, clicks):
+            self._ask(_mouse("mousePressed", start, clicks=count), _mouse("mouseReleased", start, clicks=count))
+        down = [_mouse("mouseMoved", start), _mouse("mousePressed", start, clicks=clicks)]
         if end != start:
             # Two moves: what can be dragged starts at the first and follows from the second. Of moves that are sent
             # at once the page would see the last only.
             middle = (start[0] + end[0]) // 2, (start[1] + end[1]) // 2
             self._ask(*down, _mouse("mouseMoved", middle, held=True))
             down = [_mouse("mouseMoved", end, held=True)]
-        self._ask(*down, _mouse("mouseReleased", end))
+        self._ask(*down, _mouse("mouseReleased", end, clicks=clicks))
 
     def type(self, text: str) -> None:
         """Press and release the keys of a text, one after the other."""
@@ -330,12 +335,12 @@ def _first_page(devtools: Devtools, deadline: float) -> str:
     raise EmulatorError("it opened no page")
 
 
-def _mouse(kind: str, at: Point, held: bool = False) -> tuple[str, Params]:
-    """``clickCount`` stays 1 however soon presses follow each other: time does not decide what an action does."""
+def _mouse(kind: str, at: Point, held: bool = False, clicks: int = 1) -> tuple[str, Params]:
+    """``clicks`` stays 1 however soon presses follow each other: time does not decide what an action does."""
     pressed = kind != "mouseMoved"
     params = {"type": kind, "x": at[0], "y": at[1], "button": "left" if pressed or held else "none"}
     buttons = int(held or kind == "mousePressed")
-    return "Input.dispatchMouseEvent", {**params, "buttons": buttons, "clickCount": int(pressed)}
+    return "Input.dispatchMouseEvent", {**params, "buttons": buttons, "clickCount": clicks * pressed}
 
 
 def _throw_away_folder() -> str:

@@ -26,9 +26,11 @@ from digirl_dist.types import Json
 WIDTH, HEIGHT = 160, 210
 """The part of the page that is the task, in pixels."""
 
-SPEC = EmulatorSpec(DeviceActions(("tap", "type", "enter", "swipe")), image_size=(HEIGHT, WIDTH), labels=True)
-MAX_STEPS = 6
-"""Longest episode, unless the user says otherwise."""
+SPEC = EmulatorSpec(
+    DeviceActions(("tap", "type", "enter", "swipe", "drag", "select")), image_size=(HEIGHT, WIDTH), labels=True
+)
+MAX_STEPS = 30
+"""Longest episode of any page, unless the user says otherwise."""
 
 _FULL = 1 - 1e-6
 """Rewards from here on are full: some pages add up parts of 1."""
@@ -60,12 +62,16 @@ Math.seedrandom(seed);
 core.startEpisodeReal();
 clearTimeout(core.EP_TIMER);
 window.episodeBegan = true;
+return core.EPISODE_MAX_TIME / 1000;
 """
-"""Starts the episode. A step shows its whole effect at once (no animations), and the page's time limit of some
-seconds is off: how fast the policy answers must not decide about success. The cover that a page lays over itself at
-the end would hide the last observation. What has the focus has a ring: a click on a button would leave no trace.
-Lists open within the page and calendars not at all: a window of its own, in which a browser shows them otherwise, is on
-no screenshot, and a headless shell draws no frame as long as it is open."""
+"""Starts the episode and returns the page's time limit in seconds.
+
+A step shows its whole effect at once (no animations), and the page's clock is off: how fast the policy answers must not
+decide about success. The cover that a page lays over itself at the end would hide the last observation. What has the
+focus has a ring: a click on a button would leave no trace. Lists open within the page and calendars not at all: a
+window of its own, in which a browser shows them otherwise, is on no screenshot, and a headless shell draws no frame as
+long as it is open.
+"""
 
 _STATE = """
 const images = Promise.all([...document.images].map(image => image.decode().catch(() => null)));
@@ -100,10 +106,14 @@ class MiniwobEmulator:
     without its discount for time and not below 0; some pages grade answers that are partly right. Only the full
     reward, 1.0, is a success.
 
+    An episode has as many steps as the page gives people seconds, at most ``MAX_STEPS``: the pages know which of them
+    take long.
+
     ``tap`` clicks, ``type`` presses keys in the focused field, ``swipe`` scrolls where something under its start can
-    scroll that way and drags otherwise, ``back``, ``home`` and ``wait`` do nothing, ``done`` and ``impossible`` give
-    up. A page that was left (by a link, say) ends the episode without reward. A page that acts later, by a timer, shows
-    it in a later step. A wrong click that ends the episode achieves the instruction that names what was clicked.
+    scroll that way and drags otherwise, ``drag`` drags, ``select`` clicks three times, which marks a paragraph,
+    ``back``, ``home`` and ``wait`` do nothing, ``done`` and ``impossible`` give up. A page that was left (by a link,
+    say) ends the episode without reward. A page that acts later, by a timer, shows it in a later step. A wrong click
+    that ends the episode achieves the instruction that names what was clicked.
     """
 
     def __init__(self, focus_ring: int) -> None:
@@ -113,13 +123,16 @@ class MiniwobEmulator:
         self._chromium = Chromium(*_WINDOW)
         self._last = Observation()
         self._clicked = ClickedLabels()
+        self._left = 0
+        """Steps that the episode may still have."""
 
     def reset(self, task: Task, seed: int) -> Observation:
         page, self._clicked = self._chromium.page, ClickedLabels()
         with chromium_errors(f"load {task.id}"):
             # Anew each time: several pages keep something of the episode before, a scroll position for example.
             page.open((self._pages / f"{task.id}.html").as_uri())
-            page.run(_BEGIN, seed, task.params.get("data_mode", "train"), self._focus_ring)
+            seconds = page.run(_BEGIN, seed, task.params.get("data_mode", "train"), self._focus_ring)
+            self._left = min(MAX_STEPS, max(1, round(seconds)))
             state = page.run(_STATE, awaits_frame=True)
             if state is None:
                 raise EmulatorError(f"page {task.id} did not start an episode")
@@ -143,12 +156,14 @@ class MiniwobEmulator:
             text = self._last.text if state is None else state["utterance"]
             self._last = Observation(text, _task_part(page.screenshot()))
         ended = state is None or state["ended"]
+        self._left -= 1
         reward = min(1.0, max(0.0, state["reward"])) if state is not None and state["ended"] else 0.0
         success = reward >= _FULL
         missed = state is not None and ended and not success
         said = self._clicked.instruction(text, clicked) if missed and clicked else None
         achieved = [{"instruction": said}] if said else []
-        return Transition(self._last, reward, terminated=ended, success=success, achieved=achieved)
+        late = not ended and self._left <= 0
+        return Transition(self._last, reward, ended, truncated=late, success=success, achieved=achieved)
 
     def _under(self, action: DeviceAction) -> Clicked | None:
         """What a tap is about to click."""
@@ -169,6 +184,10 @@ def _carry_out(page: Page, action: DeviceAction) -> None:
             # Content follows the finger: it scrolls towards where the finger came from.
             if not page.run(_SCROLL, *start, start[0] - end[0], start[1] - end[1]):
                 page.press(start, end)
+        case "drag":
+            page.press(start, end)
+        case "select":
+            page.press(start, start, clicks=3)
         case "type":
             page.type(action.text)
         case "enter":

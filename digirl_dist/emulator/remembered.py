@@ -58,7 +58,7 @@ class PromptedEmulator:
 
 
 _LABELS, _MEMORIES = "\nOn screen: ", "\nBefore: "
-_MOST_LABELS, _LONGEST_NAME = 64, 64
+_MOST_LABELS, _LONGEST_NAME = 64, 100
 _FINE = 1000
 """Places are told in whole thousandths of the screen."""
 
@@ -68,10 +68,14 @@ _Part = TypeVar("_Part")
 
 @dataclass(frozen=True)
 class Memory:
-    """An action of this episode. ``here``: it was done on the very screen that is seen now."""
+    """An action of this episode.
+
+    ``here``: it was done on the very screen that is seen now. ``on``: the name of what it touched, as far as known.
+    """
 
     action: DeviceAction
     here: bool
+    on: str = ""
 
 
 class Recalled(NamedTuple):
@@ -86,7 +90,7 @@ class Recalled(NamedTuple):
 def told(text: str, memories: Sequence[Memory] = (), labels: Sequence[Label] = ()) -> str:
     """Returns the text of an observation with labels and memories, the latter oldest first."""
     named = [[each.name, each.role, *_fine(each)] for each in labels]
-    said = [{**memory.action.to_json(), "here": memory.here} for memory in memories]
+    said = [_memory_json(memory) for memory in memories]
     parts = (_LABELS, named), (_MEMORIES, said)
     return text + "".join(mark + json.dumps(part, ensure_ascii=False) for mark, part in parts if part)
 
@@ -109,9 +113,14 @@ def _taken(text: str, mark: str, read: Callable[[Any], _Part]) -> tuple[str, lis
         return text, []
 
 
+def _memory_json(memory: Memory) -> dict[str, Json]:
+    touched: dict[str, Json] = {"on": memory.on} if memory.on else {}
+    return {**memory.action.to_json(), "here": memory.here, **touched}
+
+
 def _memory(value: dict[str, Json]) -> Memory:
-    here = bool(value.pop("here"))
-    return Memory(DeviceAction.from_json(value), here)
+    here, on = bool(value.pop("here")), str(value.pop("on", ""))
+    return Memory(DeviceAction.from_json(value), here, on)
 
 
 def _label(value: Sequence[Json]) -> Label:
@@ -130,6 +139,20 @@ def _box(label: Label) -> tuple[float, float, float, float]:
     return label.left, label.top, label.right, label.bottom
 
 
+def _area(label: Label) -> float:
+    return (label.right - label.left) * (label.bottom - label.top)
+
+
+def _touched(action: DeviceAction, labels: Sequence[Label]) -> str:
+    """The name of the smallest label at the action's point; empty if there is none."""
+    if "x" not in DeviceAction.FIELDS[action.type]:
+        return ""
+    here = [
+        label for label in labels if label.left <= action.x <= label.right and label.top <= action.y <= label.bottom
+    ]
+    return min(here, key=_area).name if here else ""
+
+
 def _fine(label: Label) -> list[int]:
     return [round(min(max(place, 0.0), 1.0) * _FINE) for place in _box(label)]
 
@@ -142,7 +165,8 @@ class RememberedEmulator:
         self._emulator = factory()
         self._most = most
         self._labels: Callable[[], Sequence[Label]] | None = getattr(self._emulator, "labels", None) if labels else None
-        self._past: list[tuple[DeviceAction, bytes | None]] = []
+        self._shown: list[Label] = []
+        self._past: list[tuple[DeviceAction, bytes | None, str]] = []
         self._screen: bytes | None = None
 
     def reset(self, task: Task, seed: int) -> Observation:
@@ -152,7 +176,7 @@ class RememberedEmulator:
     def step(self, action: Json) -> Transition:
         """Raises ActionError for what is no device action."""
         chosen = DeviceAction.from_json(action)
-        self._past.append((chosen, self._screen))
+        self._past.append((chosen, self._screen, _touched(chosen, self._shown)))
         answer = self._carry_out(chosen, without_remarks(action))
         return replace(answer, observation=self._remembering(answer.observation))
 
@@ -171,8 +195,9 @@ class RememberedEmulator:
     def _remembering(self, seen: Observation) -> Observation:
         self._screen = seen.image
         latest = self._past[-self._most :] if self._most else []
-        memories = [Memory(action, before == seen.image) for action, before in latest]
-        return replace(seen, text=told(seen.text, memories, self._named()))
+        memories = [Memory(action, before == seen.image, on) for action, before, on in latest]
+        self._shown = self._named()
+        return replace(seen, text=told(seen.text, memories, self._shown))
 
     def _named(self) -> list[Label]:
         """Raises EmulatorError for what is no label."""

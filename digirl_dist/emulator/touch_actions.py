@@ -1,7 +1,9 @@
 """The vocabulary of touch-screen actions that all device emulators share, as JSON objects.
 
 {"type": "tap", "x": 0.5, "y": 0.25}                                   coordinates are shares of width and height
-{"type": "swipe", "x": 0.5, "y": 0.8, "to_x": 0.5, "to_y": 0.2}
+{"type": "swipe", "x": 0.5, "y": 0.8, "to_x": 0.5, "to_y": 0.2}        scrolls where it can
+{"type": "drag", "x": 0.2, "y": 0.8, "to_x": 0.6, "to_y": 0.2}         holds what lies at the first point
+{"type": "select", "x": 0.5, "y": 0.25}                                marks the text there
 {"type": "type", "text": "hello"}
 {"type": "type_at", "x": 0.5, "y": 0.25, "text": "hello"}              a tap and typing; agents' wrappers take it apart
 {"type": "back"}  {"type": "home"}  {"type": "enter"}
@@ -38,6 +40,8 @@ class DeviceAction:
     FIELDS: ClassVar[dict[str, tuple[str, ...]]] = {
         "tap": ("x", "y"),
         "swipe": ("x", "y", "to_x", "to_y"),
+        "drag": ("x", "y", "to_x", "to_y"),
+        "select": ("x", "y"),
         "type": ("text",),
         "type_at": ("x", "y", "text"),
         "back": (),

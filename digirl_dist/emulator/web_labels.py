@@ -75,6 +75,20 @@ if (!('computedRole' in Element.prototype)) return {};
 const likely = 'a, button, input, option, select, summary, textarea, [onclick], [role], [tabindex]';
 const widgets = new Set(['button', 'checkbox', 'combobox', 'link', 'menuitem', 'menuitemcheckbox', 'menuitemradio',
     'option', 'radio', 'searchbox', 'slider', 'spinbutton', 'switch', 'tab', 'textbox', 'treeitem']);
+const graphics = 'img, canvas, svg circle, svg rect, svg ellipse, svg polygon, svg path, svg line';
+const isDrawn = element => {
+    if (element.children.length) return false;
+    const style = getComputedStyle(element);
+    return element.matches(graphics) || style.cursor === 'pointer' || style.backgroundImage !== 'none'
+        || style.content !== 'normal' || style.backgroundColor !== 'rgba(0, 0, 0, 0)';
+};
+const roleOf = element => {
+    if (!element.matches(likely)) return '';
+    if (widgets.has(element.computedRole)) return element.computedRole;
+    return element.matches('input, textarea') ? 'textbox' : '';
+};
+const written = element => element.matches('input:not([type=password]), textarea') ? element.value : '';
+const takesText = new Set(['combobox', 'searchbox', 'spinbutton', 'textbox']);
 const spots = [0, 1, 2, 3, 4], area = ([x, y, toX, toY]) => (toX - x) * (toY - y);
 const pairs = spots.flatMap(from => spots.slice(from).map(to => [from, to + 1]));
 const boxes = pairs.flatMap(([x, toX]) => pairs.map(([y, toY]) => [x, y, toX, toY])).sort((a, b) => area(b) - area(a));
@@ -95,17 +109,22 @@ const uncovered = element => {
 const labels = [...document.body.querySelectorAll('*')].flatMap(element => {
     const texts = [...element.childNodes].filter(node => node.nodeType === Node.TEXT_NODE).map(node => node.data);
     const own = texts.join(' ').trim();
-    if (!(own || element.matches(likely)) || element.closest(without)) return [];
+    if (!(own || element.matches(likely) || isDrawn(element)) || element.closest(without)) return [];
     const box = uncovered(element);
     if (!box) return [];
-    const role = element.matches(likely) && widgets.has(element.computedRole) ? element.computedRole : '';
+    const role = roleOf(element);
     const name = role ? element.computedName || own : own;
-    return name || role ? [[name.trim(), role, ...box]] : [];
+    if (takesText.has(role) && written(element)) return [[written(element), role, ...box]];
+    if (name || role) return [[name.trim(), role, ...box]];
+    return isDrawn(element) ? [['', 'graphic', ...box]] : [];
 });
 return {labels};
 """
 """Finds the labels in the upper left part of the page, ``width`` x ``height`` pixels, without what lies ``without``.
 
+They are, in the order of the document: texts, controls, and what is drawn without words, whose role is graphic:
+pictures, shapes, coloured boxes and what shows that it can be clicked. A field in which something is written has that
+as its name.
 The box of a label is the largest part of it that nothing else covers, as far as 25 points tell.
 """
 

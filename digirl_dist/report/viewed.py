@@ -195,10 +195,10 @@ def caption(action: Json) -> str:
         return f"action {_short(json.dumps(action), 60)}"
     text = f"“{_short(found.text, 40)}”"
     match found.type:
-        case "tap":
-            return f"tap {found.x:.2f}, {found.y:.2f}"
-        case "swipe":
-            return f"swipe {found.x:.2f}, {found.y:.2f} → {found.to_x:.2f}, {found.to_y:.2f}"
+        case "tap" | "select":
+            return f"{found.type} {found.x:.2f}, {found.y:.2f}"
+        case "swipe" | "drag":
+            return f"{found.type} {found.x:.2f}, {found.y:.2f} → {found.to_x:.2f}, {found.to_y:.2f}"
         case "type":
             return f"type {text}"
         case "type_at":

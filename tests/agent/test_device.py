@@ -14,12 +14,13 @@ import pytest
 import torch
 from PIL import Image
 
-from digirl_dist.agent.device.encoder import bags, hashed_words
+from digirl_dist.agent.device.batch import bags
 from digirl_dist.agent.device.planes import traces
-from digirl_dist.agent.device.policy import DevicePolicy, _read
+from digirl_dist.agent.device.policy import DevicePolicy
+from digirl_dist.agent.device.reading import hashed_words, read
 from digirl_dist.agent.device.touch import KINDS, Choice, TouchGrid, kinds_of
 from digirl_dist.agent.prompts import quoted
-from digirl_dist.emulator import DeviceActions, EmulatorSpec
+from digirl_dist.emulator import DeviceActions, EmulatorSpec, Label
 from digirl_dist.emulator.remembered import Memory, told
 from digirl_dist.emulator.touch_actions import DeviceAction
 from digirl_dist.errors import ActionError, SettingsError, TrajectoryError
@@ -55,14 +56,20 @@ def png(picture: np.ndarray) -> bytes:
     return buffer.getvalue()
 
 
-def cells_of(grid: TouchGrid, kind: int) -> range:
-    return range(grid.cells if grid.kinds[kind].placed else 1)
+def choices_of(grid: TouchGrid, texts: list[str]) -> list[Choice]:
+    """All that there are."""
+    return [
+        Choice(index, place, second)
+        for index, kind in enumerate(grid.kinds)
+        for place in range(grid.cells if kind.placed else 1)
+        for second in range(len(texts) if kind.types else grid.cells if kind.drags else 1)
+    ]
 
 
 def cell_probabilities(agent: DevicePolicy, observation: Observation) -> np.ndarray:
     """Of each cell, given a tap."""
-    scores = agent._scores(agent._pictures.decoded([observation.image]), [_read(observation)])
-    return scores.cells[0, 0].exp().detach().numpy()
+    looked = agent._look(agent._pictures.decoded([observation.image]), [read(observation.text)])
+    return looked.places[0, 0].exp().detach().numpy()
 
 
 def act(agent: DevicePolicy, observations: list[Observation], seed: int = 0) -> list[Decision]:
@@ -113,12 +120,10 @@ def test_actions_are_device_actions_that_type_what_is_quoted() -> None:
 
 @pytest.mark.component
 def test_probabilities_of_all_choices_sum_to_one() -> None:
-    agent = policy()
+    agent = policy(short_side=24, actions=[kind.action.type for kind in KINDS])
     for observation in screenshots(3):
-        texts = _read(observation).texts
-        kinds = [kind for kind in range(len(KINDS)) if KINDS[kind].part in (None, *range(len(texts)))]
-        choices = [Choice(kind, cell) for kind in kinds for cell in cells_of(agent._grid, kind)]
-        actions = [agent._grid.action(choice, texts) for choice in choices]
+        texts = read(observation.text).texts
+        actions = [agent._grid.action(choice, texts) for choice in choices_of(agent._grid, texts)]
         total = agent.log_prob([observation] * len(actions), actions).exp().sum()
         assert float(total.detach()) == pytest.approx(1.0, abs=1e-4)
 
@@ -144,8 +149,8 @@ def test_acting_uses_no_randomness_but_the_generators() -> None:
 
 def test_an_untrained_policy_mostly_taps() -> None:
     agent, [observation] = policy(), screenshots(1)
-    kinds = agent._scores(agent._pictures.decoded([observation.image]), [_read(observation)]).kinds.exp()[0]
-    allowed = sum(kind.prior for kind in KINDS if kind.part is None)
+    kinds = agent._look(agent._pictures.decoded([observation.image]), [read(observation.text)]).kinds.exp()[0]
+    allowed = sum(kind.prior for kind in agent._grid.kinds if not kind.types)
     np.testing.assert_allclose(kinds.detach()[0], KINDS[0].prior / allowed, atol=0.05)
 
 
@@ -160,7 +165,7 @@ def test_an_untrained_policy_touches_where_something_is_drawn() -> None:
 def test_tasks_without_a_text_do_not_teach_whether_to_type() -> None:
     """And neither kind of task moves the last layer of the other."""
     agent, [seen] = policy(), screenshots(1)
-    taps, last = len(KINDS), agent._kind_head[-1]
+    taps, last = len(agent._grid.kinds), agent._kind_head[-1]
     for text, others in (("Open Clock", slice(taps, None)), ('Write "tea"', slice(taps))):
         agent.zero_grad()
         agent.log_prob([replace(seen, text=text)], [{"type": "back"}]).sum().backward()
@@ -223,10 +228,10 @@ def test_screenshots_of_another_size_are_scaled() -> None:
 
 
 def test_gradients_reach_every_parameter() -> None:
-    agent, observations = policy(), screenshots(4)
-    tap, swipe = agent._grid.action(Choice(0, 5), []), agent._grid.action(Choice(9), [])
+    agent, observations = policy(actions=["tap", "type_at", "drag"]), screenshots(4)
+    tap, drag = {"type": "tap", "x": 0.5, "y": 0.5}, {"type": "drag", "x": 0.1, "y": 0.1, "to_x": 0.9, "to_y": 0.5}
     typed = {"type": "type_at", "x": 0.5, "y": 0.5, "text": "a b"}
-    (-agent.log_prob(observations, [tap, swipe, tap, typed]).sum()).backward()
+    (-agent.log_prob(observations, [tap, drag, tap, typed]).sum()).backward()
     assert [name for name, weight in agent.named_parameters() if weight.grad is None] == []
 
 
@@ -274,14 +279,17 @@ def test_a_missing_or_broken_screenshot_is_named() -> None:
 
 
 def test_every_choice_survives_the_way_through_json() -> None:
-    grid = TouchGrid(13, 10)
-    choices = [Choice(kind, cell) for kind in range(len(KINDS)) for cell in cells_of(grid, kind)]
+    grid = TouchGrid(4, 3)
+    choices = choices_of(grid, ["hi", "ho"])
     assert [grid.choice(grid.action(choice, ["hi", "ho"]), ["hi", "ho"]) for choice in choices] == choices
 
 
-def test_of_two_equal_quoted_parts_the_first_is_meant() -> None:
-    grid = TouchGrid(13, 10)
-    assert grid.kinds[grid.choice({"type": "type", "text": "x"}, ["x", "x"]).kind].part == 0
+def test_a_point_in_the_middle_of_a_label_stands_for_the_label() -> None:
+    grid, labels = TouchGrid(4, 3), [Label("Ok", "button", 0.1, 0.2, 0.3, 0.25), Label("", "graphic", 0.5, 0.5, 1, 1)]
+    drag = Choice(next(index for index, kind in enumerate(grid.kinds) if kind.drags), grid.cells, grid.cells + 1)
+    for choice in (Choice(0, grid.cells), Choice(0, grid.cells + 1), Choice(0, 3), drag):
+        assert grid.choice(grid.action(choice, [], labels), [], labels) == choice
+    assert grid.action(Choice(0, grid.cells), [], labels) == {"type": "tap", "x": 0.2, "y": 0.225}
 
 
 def test_a_tap_at_the_edge_belongs_to_the_last_cell() -> None:
@@ -295,9 +303,9 @@ def test_taps_come_first_whatever_the_order_of_the_types() -> None:
 
 @pytest.mark.component
 def test_words_hash_alike_in_every_process() -> None:
-    code = "from digirl_dist.agent.device.encoder import hashed_words; print(hashed_words('Open the Clock', 2048))"
+    code = "from digirl_dist.agent.device.reading import hashed_words; print(hashed_words('Open the Clock'))"
     answer = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
-    assert answer == f"{hashed_words('open THE clock', 2048)}\n"
+    assert answer == f"{hashed_words('open THE clock')}\n"
 
 
 def test_bags_tell_where_each_text_begins() -> None:

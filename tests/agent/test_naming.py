@@ -1,4 +1,4 @@
-"""Where a screen shows what an instruction names, and what an untrained policy makes of it."""
+"""What a policy reads of labels and instructions, and what an untrained one makes of it."""
 
 from __future__ import annotations
 
@@ -9,96 +9,110 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
+from single_steps import row_of
 
-from digirl_dist.agent.device.planes import aimed, named_places
+from digirl_dist.agent.device.batch import labels_of
 from digirl_dist.agent.device.policy import DevicePolicy
-from digirl_dist.agent.device.touch import TouchGrid
+from digirl_dist.agent.device.reading import hashed_words, read, words_of
+from digirl_dist.agent.device.touch import TouchGrid, middle
+from digirl_dist.algorithm.imitation import Imitation
 from digirl_dist.emulator import DeviceActions, EmulatorSpec, Label
 from digirl_dist.emulator.remembered import Memory, told
 from digirl_dist.emulator.touch_actions import DeviceAction
-from digirl_dist.settings import DeviceAgentSettings
+from digirl_dist.errors import ActionError
+from digirl_dist.settings import ActorSettings, DeviceAgentSettings
 from digirl_dist.trajectory import Observation
+from digirl_dist.types import Json
 
-GRID = TouchGrid(4, 4)
-SPEC = EmulatorSpec(DeviceActions(("tap", "type", "enter")), image_size=(160, 160), labels=True)
+SPEC = EmulatorSpec(DeviceActions(("tap", "type", "enter", "drag")), image_size=(160, 160), labels=True)
 UPPER = Label("Ok", "button", 0.0, 0.0, 0.5, 0.25)
 LOWER = Label("ok", "button", 0.0, 0.5, 0.5, 0.75)
 FIELD = Label("", "textbox", 0.5, 0.75, 1.0, 1.0)
+WHOLE = 0.0, 0.0, 1.0, 1.0
 
 
-def planes(instruction: str, *labels: Label, memories: Sequence[Memory] = ()) -> np.ndarray:
-    """How much each cell is named, shares words, is named next, and takes text: [4, 4, 4]."""
-    return named_places([instruction], [labels], [memories], GRID)[0].numpy()
-
-
-def values(instruction: str, label: Label, *others: Label, memories: Sequence[Memory] = ()) -> list[float]:
-    """Those of the cells of one label."""
-    down, right = int(label.top * 4), int(label.left * 4)
-    found: list[float] = planes(instruction, label, *others, memories=memories)[:, down, right].tolist()
-    return found
-
-
-def test_a_label_counts_in_the_cells_whose_middle_it_covers() -> None:
-    named = planes('Click "Ok"', UPPER)[0]
-    assert named[0, :2].tolist() == [1, 1] and named.sum() == 2
-    edges = Label("Ok", "button", 0.125, 0.125, 0.375, 0.375)
-    assert np.argwhere(planes('Click "Ok"', edges)[0]).tolist() == [[0, 0]], (
-        "its right and lower edges are no part of it"
-    )
-    narrow = Label("Ok", "button", 0.3, 0.3, 0.31, 0.31)
-    assert planes('Click "Ok"', narrow)[0, 1, 1] == 1, "none has its middle there: the cell around it"
-    outside = Label("Ok", "button", 1.5, 2.0, 1.6, 3.0)
-    assert planes('Click "Ok"', outside).sum() == 0
+def flags(instruction: str, *labels: Label, memories: Sequence[Memory] = ()) -> list[float]:
+    """Whether the first label is named next, how well it is named, how much it shares, and whether it takes text."""
+    return read(told(instruction, memories, labels), labels=True).places[0].flags[1:5]
 
 
 @pytest.mark.parametrize(
     ("instruction", "label", "expected"),
     [
         ('Click on the "Ok" button.', UPPER, [1, 1, 1, 0]),
-        ('Click on the "Ok" button.', LOWER, [0.5, 1, 1, 0]),
-        ("Click the button.", Label("Click Me!", "button", 0, 0, 1, 1), [0, 2 / 3, 0, 0]),
-        ('Click "posuere"', Label("posuere,", "", 0, 0, 1, 1), [1, 1, 1, 0]),
-        ("Buy books", Label("book", "", 0, 0, 1, 1), [0, 0, 0, 0]),
-        ("Press (a+b)*", Label("(a+b)*", "", 0, 0, 1, 1), [1, 1, 1, 0]),
-        ("Focus into the textbox", FIELD, [0, 1, 0, 1]),
-        ("", Label("", "", 0, 0, 1, 1), [0, 0, 0, 0]),
+        ('Click on the "Ok" button.', LOWER, [1, 0.5, 1, 0]),
+        ("Click the button.", Label("Click Me!", "button", *WHOLE), [0, 0, 2 / 3, 0]),
+        ('Click "posuere"', Label("posuere,", "", *WHOLE), [1, 1, 1, 0]),
+        ("Buy books", Label("book", "", *WHOLE), [0, 0, 0, 0]),
+        ("Press (a+b)*", Label("(a+b)*", "", *WHOLE), [1, 1, 1, 0]),
+        ("Focus into the textbox", FIELD, [0, 0, 1, 1]),
+        ("Select 12/05/2016 as the date", Label("5", "link", *WHOLE), [1, 1, 0, 0]),
+        ('It starts with "Ha" and ends with "ti".', Label("Haiti", "", *WHOLE), [0, 0, 1, 0]),
+        ('It starts with "Ha" and ends with "ti".', Label("Hawaii", "", *WHOLE), [0, 0, 0.5, 0]),
+        ('Enter "tea"', Label("tea", "textbox", *WHOLE), [0, 1, 1, 1]),
     ],
 )
 def test_how_much_an_instruction_names_a_label(instruction: str, label: Label, expected: list[float]) -> None:
-    assert values(instruction, label) == pytest.approx(expected)
+    assert flags(instruction, label) == pytest.approx(expected)
 
 
 def test_what_is_named_next_is_the_first_that_was_not_touched_yet() -> None:
     one, two = Label("ONE", "button", 0, 0, 0.25, 0.25), Label("TWO", "button", 0.5, 0.5, 0.75, 0.75)
     asked = "Click button TWO, then click button ONE."
-    assert values(asked, two, one)[2] == 1 and values(asked, one, two)[2] == 0
-    touched = [Memory(DeviceAction("tap", 0.6, 0.6), here=False), Memory(DeviceAction("type_at", 0.1, 0.1), here=True)]
-    assert values(asked, two, one, memories=touched)[2] == 0, "it had its turn"
-    assert values(asked, one, two, memories=touched)[2] == 1, "typing there is no touch of it"
+    assert flags(asked, two, one)[0] == 1 and flags(asked, one, two)[0] == 0
+    elsewhere = Memory(DeviceAction("tap", 0.6, 0.6), here=False)
+    assert flags(asked, two, one, memories=[elsewhere])[0] == 1, "on that screen something else was there"
+    touched = [
+        Memory(DeviceAction("tap", 0.9, 0.9), here=False, on="TWO"),
+        Memory(DeviceAction("type_at"), True, "ONE"),
+    ]
+    assert flags(asked, two, one, memories=touched)[0] == 0, "it had its turn, wherever it was"
+    assert flags(asked, one, two, memories=touched)[0] == 1, "typing there is no touch of it"
+
+
+def test_a_box_and_its_caption_have_one_turn() -> None:
+    box, caption = Label("Tea", "checkbox", 0.0, 0.0, 0.1, 0.1), Label("Tea", "", 0.1, 0.0, 0.5, 0.1)
+    touched = [Memory(DeviceAction("tap", 0.05, 0.05), here=False, on="Tea")]
+    submit = Label("Submit", "button", 0.0, 0.5, 0.5, 0.6)
+    assert flags("Select Tea and click Submit", submit, box, caption, memories=touched)[0] == 1
 
 
 def test_of_names_at_the_same_place_the_next_is_the_one_that_fits_best() -> None:
-    assert values('Click "ok"', LOWER, UPPER)[2] == 1 and values('Click "ok"', UPPER, LOWER)[2] == 0
+    assert flags('Click "ok"', LOWER, UPPER)[0] == 1 and flags('Click "ok"', UPPER, LOWER)[0] == 0
     shorter = Label("Tab", "tab", 0.0, 0.5, 0.5, 0.75)
     longer = Label("Tab #3", "tab", 0.5, 0.5, 1.0, 0.75)
-    assert values("Click on Tab #3.", longer, shorter)[2] == 1 and values("Click on Tab #3.", shorter, longer)[2] == 0
+    assert flags("Click on Tab #3.", longer, shorter)[0] == 1 and flags("Click on Tab #3.", shorter, longer)[0] == 0
 
 
-def test_planes_move_with_the_picture() -> None:
-    still, moved = named_places(["Ok"] * 2, [[UPPER]] * 2, [[]] * 2, GRID, [(0.0, 0.0), (0.5, 0.25)])
-    assert torch.equal(moved[:, 2:, 1:], still[:, :2, :3]) and moved[0].sum() == 2
+def test_a_label_is_described_by_its_rank_and_by_what_stands_before_it() -> None:
+    icon = Label("", "graphic", *WHOLE)
+    rows = [Label("Ann", "", *WHOLE), icon, icon, Label("Bob", "", *WHOLE), icon]
+    first, second, third = (read(told("Star Ann", labels=rows), labels=True).places[place].words for place in (1, 2, 4))
+    assert set(first) ^ set(second), "one is the first after what is named, the other the second"
+    assert set(hashed_words("ann")) < set(read(told("Star Ann", labels=rows), labels=True).places[0].words)
+    assert len({tuple(first), tuple(second), tuple(third)}) == 3
+    assert words_of("-3 a-b 4-5") == ["-3", "a", "b", "4", "5"]
 
 
-def test_a_tap_is_aimed_at_what_is_named_next_within_its_cell() -> None:
-    link = Label("museum", "link", 0.30, 0.27, 0.90, 0.32)
+def test_what_can_be_typed_are_quotes_words_and_names_each_once() -> None:
+    labels = [Label("Jazz", "", *WHOLE), Label("Ann", "link", *WHOLE), FIELD]
+    texts = read(told('Enter "Ann B" at 3:45 PM, by Jo.', labels=labels), labels=True).texts
+    assert texts[:3] == ["Ann B", "ann b", "ANN B"] and {"3:45 PM", "Jo", "at", "Jazz", "Ann"} < set(texts)
+    assert len(texts) == len(set(texts)) and "" not in texts
+    assert read(told('Enter "Ann B" at 3:45 PM.', labels=labels)).texts == ["Ann B"], "by pixels alone only quotes"
 
-    def aim(cell: int, *labels: Label, instruction: str = 'Click "museum"') -> tuple[float, float] | None:
-        return aimed(instruction, labels, [], GRID, cell)
 
-    assert aim(5, UPPER, link) == pytest.approx((0.4, 0.295)), "the part of it that lies in this cell"
-    assert aim(6, UPPER, link) == pytest.approx((0.625, 0.295))
-    assert aim(1, UPPER, link) is None and aim(9, UPPER, link) is None, "the cells above and below have no part of it"
-    assert aim(5, UPPER, link, instruction='Click "Ok"') is None, "something else is named"
+def test_labels_move_with_the_picture() -> None:
+    grid, rows = TouchGrid(4, 4), [read(told("Ok", labels=[UPPER]), labels=True)] * 2
+    assert labels_of(rows, grid, [(0.0, 0.0), (0.5, 0.25)]).cells[:, 0].tolist() == [1, 10]
+
+
+def test_of_two_labels_at_one_point_the_second_is_closed_and_so_is_a_cell() -> None:
+    wide, point = Label("a", "", 0.25, 0.25, 0.75, 0.75), Label("b", "", 0.125, 0.125, 0.125, 0.125)
+    rows = [read(told("", labels=[wide, wide, point]), labels=True), read("", labels=True)]
+    closed = labels_of(rows, TouchGrid(4, 4)).closed
+    assert closed[0].nonzero()[:, 0].tolist() == [0, 17], "the middle of the first cell is the label's"
+    assert closed[1].nonzero()[:, 0].tolist() == [16, 17, 18], "an observation without labels"
 
 
 def observed(instruction: str, *labels: Label) -> Observation:
@@ -139,12 +153,59 @@ def test_a_policy_without_labels_is_the_one_of_an_emulator_without_them() -> Non
 def test_the_probability_of_an_action_is_the_one_that_it_was_drawn_with(shift: int) -> None:
     agent = policy(shift=shift)
     submit = Label("Submit", "button", 0.3, 0.42, 0.7, 0.46)
-    seen = [observed('Enter "tea" into the textbox and press Submit', FIELD, submit)] * 32
+    seen = [observed('Enter "tea" or 7 into the textbox and press Submit', FIELD, submit, submit), observed("Go")] * 64
     with torch.no_grad():
-        found = agent.act(seen, [np.random.default_rng(seed) for seed in range(32)])
+        found = agent.act(seen, [np.random.default_rng(seed) for seed in range(128)])
         again = agent.log_prob(seen, [each.action for each in found])
-    assert {each.action["type"] for each in found} >= {"tap", "type_at"}
+    assert {each.action["type"] for each in found} >= {"tap", "type_at", "drag"}
     assert any(each.action.get("y") == pytest.approx(0.44) for each in found), "its height is no cell's middle"
     assert np.allclose([each.log_prob for each in found], again.numpy(), atol=1e-5)
     agent.train()
     assert agent.log_prob(seen, [each.action for each in found]).isfinite().all()
+
+
+@pytest.mark.parametrize(("labels", "text"), [(True, "shown"), (True, "7"), (False, "tea")])
+def test_a_worker_may_type_what_the_policy_can_and_nothing_else(labels: bool, text: str) -> None:
+    seen, agent = observed('Enter "tea" or 7', Label("shown", "", *WHOLE)), DeviceAgentSettings(labels=labels)
+    action: Json = {"type": "type", "text": text}
+    agent.check_action(SPEC, seen, action)
+    with pytest.raises(ActionError):
+        agent.check_action(SPEC, seen, {**action, "text": "other"})
+    if not labels:
+        with pytest.raises(ActionError):
+            agent.check_action(SPEC, seen, {**action, "text": "shown"})
+
+
+NAMES = [first + last for first in ("Ab", "Co", "Di", "Fe") for last in ("len", "mo", "ra", "sky", "ti")]
+
+
+def listed(rng: np.random.Generator, copies: bool) -> tuple[Observation, Json]:
+    """A list of five names, each with a value and two icons; what to do with one of them; and how that is done."""
+    names, labels = list(rng.choice(NAMES, 5, replace=False)), []
+    for row, name in enumerate(names):
+        top, bottom = 0.1 + 0.16 * row, 0.15 + 0.16 * row
+        labels += [Label(name, "", 0.0, top, 0.4, bottom), Label(f"v{rng.integers(100)}", "", 0.45, top, 0.6, bottom)]
+        labels += [Label("", "graphic", left, top, left + 0.05, bottom) for left in (0.7, 0.8)]
+    row, icon = int(rng.integers(5)), int(rng.integers(2))
+    if copies:
+        action = DeviceAction("type_at", *middle(FIELD), text=labels[4 * row + 1].name)
+        return observed(f"Enter the value of {names[row]}", *labels, FIELD), action.to_json()
+    touched = DeviceAction("tap", *middle(labels[4 * row + 2 + icon]))
+    return observed(f"{('Star', 'Delete')[icon]} {names[row]}", *labels), touched.to_json()
+
+
+@pytest.mark.component
+@pytest.mark.parametrize("copies", [False, True])
+def test_what_stands_beside_a_name_is_learned_from_a_few_examples(copies: bool) -> None:
+    """Touching one of its icons, or typing its value elsewhere, of a name that other examples had."""
+    rng, agent = np.random.default_rng(0), policy(shift=8)
+    examples, others = ([listed(rng, copies) for _ in range(count)] for count in (64, 32))
+
+    def share() -> float:
+        with torch.no_grad():
+            return float(agent.log_prob(*map(list, zip(*others, strict=True))).exp().mean())
+
+    untrained = share()
+    settings = ActorSettings(epochs=20, max_examples=3000, learning_rate=5e-3)
+    Imitation(agent, settings, seed=0).fit([row_of(*example) for example in examples])
+    assert untrained < 0.05 and share() > 0.6

@@ -54,6 +54,22 @@ def test_weighted_rows_that_pass_a_few_at_once_make_the_step_of_all() -> None:
     assert torch.allclose(moved[0], expected, atol=1e-6) and torch.allclose(moved[1], expected, atol=1e-6)
 
 
+def test_with_a_window_an_update_ends_when_its_loss_no_longer_falls() -> None:
+    def steps(rate: float, window: int) -> int:
+        weight, made = parameter(), []
+        settings = OptimizerSettings(learning_rate=rate, batch_size=12, epochs=40)
+
+        def loss_of(batch: list[int]) -> torch.Tensor:
+            made.append(batch)
+            return ((ROWS[batch] @ weight) ** 2).mean()
+
+        MinibatchOptimizer([weight], settings, 0, "the loss").fit(12, loss_of, window=window)
+        return len(made)
+
+    assert steps(1e-9, window=4) == 8 and steps(1e-9, window=0) == 40
+    assert steps(1e-2, window=4) == 40, "it falls to the end"
+
+
 def test_a_step_is_that_of_adam_on_the_clipped_gradient() -> None:
     """Kingma & Ba (arXiv 1412.6980), algorithm 1, two steps in NumPy."""
     weight, rows = parameter(), ROWS.double().numpy()

@@ -161,6 +161,8 @@ def test_an_entry_that_cannot_be_used_or_is_not_there_is_named(observe: list[str
     [
         (DeviceAction("tap", x=1.0, y=0.5), "mouse_click(59, 20)"),
         (DeviceAction("swipe", x=0.0, y=0.0, to_x=0.5, to_y=1.0), "mouse_drag_and_drop(0, 0, 30, 39)"),
+        (DeviceAction("drag", x=0.0, y=0.0, to_x=0.5, to_y=1.0), "mouse_drag_and_drop(0, 0, 30, 39)"),
+        (DeviceAction("select", x=0.5, y=1.0), "mouse_dblclick(30, 39)"),
         (DeviceAction("type", text="it's"), 'keyboard_type("it\'s")'),
         (DeviceAction("enter"), "keyboard_press('Enter')"),
         (DeviceAction("back"), "go_back()"),

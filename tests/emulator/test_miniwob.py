@@ -179,6 +179,31 @@ def test_a_swipe_drags_what_cannot_scroll(emulator: MiniwobEmulator) -> None:
     assert tap(emulator, "#subbtn").reward == 1.0
 
 
+def test_a_drag_moves_what_lies_at_its_start(emulator: MiniwobEmulator) -> None:
+    emulator.reset(Task("drag-box"), seed=2)
+    start, end = centre(emulator, "#draggableSmall"), centre(emulator, "#draggableLarge")
+    emulator.step({"type": "drag", "x": start[0], "y": start[1], "to_x": end[0], "to_y": end[1]})
+    assert tap(emulator, "#subbtn").success
+
+
+def test_a_selection_marks_the_paragraph_at_a_point(emulator: MiniwobEmulator) -> None:
+    for seed in range(3):
+        emulator.reset(Task("highlight-text"), seed)
+        x, y = centre(emulator, "#randomText")
+        assert not emulator.step({"type": "select", "x": x, "y": y}).ended
+        assert tap(emulator, "#subbtn").success
+
+
+@pytest.mark.parametrize(("page", "steps"), [("click-test-2", 10), ("enter-password", 15), ("use-colorwheel", 7)])
+def test_an_episode_has_as_many_steps_as_the_page_has_seconds(page: str, steps: int, emulator: MiniwobEmulator) -> None:
+    emulator.reset(Task(page), seed=1)
+    taken = [emulator.step({"type": "wait"}) for _ in range(steps)]
+    assert [one.truncated for one in taken] == [False] * (steps - 1) + [True]
+    assert not any(one.terminated for one in taken)
+    emulator.reset(Task(page), seed=1)
+    assert not emulator.step({"type": "wait"}).ended
+
+
 def test_a_swipe_upwards_scrolls_down_where_something_can_scroll(emulator: MiniwobEmulator) -> None:
     first = emulator.reset(Task("scroll-text"), seed=2)
     x, y = centre(emulator, "textarea")
@@ -490,11 +515,33 @@ def test_labels_name_the_controls_and_texts_of_the_page_where_they_are(emulator:
     assert {(label.name, label.role) for label in emulator.labels()} == {("", "textbox"), ("Submit", "button")}
 
 
+def test_labels_have_what_is_drawn_without_words_and_what_was_written(emulator: MiniwobEmulator) -> None:
+    emulator.reset(Task("email-inbox-noscroll", params={"data_mode": "train"}), 3)
+    x, y = centre(emulator, ".email-thread .trash")
+    drawn = [label for label in emulator.labels() if label.role == "graphic"]
+    assert not any(label.name for label in drawn)
+    assert any(label.left < x < label.right and label.top < y < label.bottom for label in drawn)
+    emulator.reset(Task("enter-text", params={"data_mode": "train"}), 3)
+    tap(emulator, "#tt")
+    emulator.step({"type": "type", "text": "tea "})
+    assert ("tea ", "textbox") in {(label.name, label.role) for label in emulator.labels()}
+    emulator.reset(Task("enter-password", params={"data_mode": "train"}), 3)
+    tap(emulator, "#password")
+    emulator.step({"type": "type", "text": "secret"})
+    assert not any("secret" in label.name for label in emulator.labels())
+
+
+@pytest.mark.parametrize("page", ["enter-date", "enter-time", "copy-paste"])
+def test_every_field_has_a_label_that_takes_text(page: str, emulator: MiniwobEmulator) -> None:
+    emulator.reset(Task(page, params={"data_mode": "train"}), 3)
+    assert "textbox" in {label.role for label in emulator.labels()}
+
+
 def test_labels_are_those_of_the_latest_screen_and_none_of_a_page_that_was_left(emulator: MiniwobEmulator) -> None:
     emulator.reset(Task("click-collapsible", params={"data_mode": "train"}), 3)
-    folded = {label.name for label in emulator.labels()}
+    folded = {label.name for label in emulator.labels() if label.name}
     tap(emulator, "h3")
-    unfolded = {label.name for label in emulator.labels()}
+    unfolded = {label.name for label in emulator.labels() if label.name}
     inside = ask(emulator, "return document.querySelector('#area > div').textContent")
     assert folded == {"Section #38", "Submit"} and unfolded == {*folded, inside}
     ask(emulator, "location.href = 'about:blank'")

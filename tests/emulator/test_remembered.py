@@ -104,7 +104,7 @@ def test_what_is_no_action_is_refused() -> None:
 )
 def test_instructions_that_look_like_memories_or_labels_stay_instructions(text: str) -> None:
     assert recalled(text) == (text, [], [])
-    known = [Memory(BACK, False), Memory(NOWHERE, True)]
+    known = [Memory(BACK, False), Memory(NOWHERE, True, "Ok")]
     for memories, labels in ((known, []), ([], [OK]), (known, [OK, UMLAUT])):
         assert recalled(told(text, memories, labels)) == (text, memories, labels)
 
@@ -138,13 +138,23 @@ def test_labels_are_those_of_the_screen_that_is_seen() -> None:
     assert RememberedEmulator(lambda: Named(OK), 8).reset(TASK, 0).text == TASK.instruction, "nobody asked for labels"
 
 
+def test_a_memory_knows_the_name_of_what_was_touched() -> None:
+    emulator = RememberedEmulator(lambda: Named(UMLAUT, replace(UMLAUT, name="all", bottom=1.0), OK), 8, labels=True)
+    emulator.reset(TASK, 0)
+    emulator.step(BACK.to_json())
+    touch = [{"type": "tap", "x": 0.3, "y": 0.3}, {"type": "drag", "x": 0.3, "y": 0.3, "to_x": 0.1, "to_y": 0.1}]
+    for action in [*touch, BACK.to_json()]:
+        text = emulator.step(action).observation.text
+    assert [memory.on for memory in recalled(text).memories] == ["", "all", "Ok", ""], "the smallest at that place"
+
+
 def test_labels_are_bounded_in_number_length_and_place() -> None:
     far = replace(OK, name="n" * 10_000, left=-3.0, bottom=7.0)
     emulator = RememberedEmulator(lambda: Named(*[far] * 10_000), 8, labels=True)
     for _ in range(100):
         emulator.step(BACK.to_json())
     _, _, labels = recalled(emulator.step(BACK.to_json()).observation.text)
-    assert labels == [replace(OK, name="n" * 64, left=0.0, bottom=1.0)] * 64
+    assert labels == [replace(OK, name="n" * 100, left=0.0, bottom=1.0)] * 64
 
 
 @pytest.mark.parametrize("wrong", [None, ("Ok", "button", 0, 0, 1, 1), replace(OK, top=math.nan)])

@@ -9,7 +9,9 @@ from random import Random
 from typing import Any
 
 from digirl_dist.agent import prompts
-from digirl_dist.agent.device.encoder import hashed_words
+from digirl_dist.agent.device.reading import read
+from digirl_dist.emulator import Label
+from digirl_dist.emulator.remembered import told
 from digirl_dist.judge import model
 from digirl_dist.plain_text import one_line, without_secrets_in
 from digirl_dist.protocol.messages import MOST_REASON
@@ -39,17 +41,23 @@ class Texts(Target):
 
     def feed(self, data: bytes) -> None:
         text = data.decode(errors="surrogatepass")
-        for read in _READERS:
-            read(text)
+        for reader in _READERS:
+            reader(text)
         self._repeats.is_new("slot", {"worker": "w1", "reason": text})
         prompts.read(text)
+
+
+def _with_labels(text: str) -> str:
+    """An observation whose screen shows the text, and other things of its kind."""
+    names = [text[place : place + 100] for place in range(100)]
+    return told(text, labels=[Label(name, "link", 0.0, 0.0, 1.0, 1.0) for name in names])
 
 
 _READERS: Sequence[Callable[[str], Any]] = (
     one_line,
     lambda text: without_secrets_in({text[:256]: ["--key", text[:256]]}),
     prompts.quoted,
-    lambda text: hashed_words(text.encode(errors="replace").decode(), 64),
+    lambda text: read(_with_labels(text.encode(errors="replace").decode()), labels=True),
     model.read,
     fingerprint,
     last_words,

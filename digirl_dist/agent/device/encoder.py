@@ -2,41 +2,48 @@
 
 from __future__ import annotations
 
-import zlib
-from collections.abc import Sequence
 from typing import NamedTuple
 
 import torch
 from torch import nn
 from torch.nn import functional
 
-from digirl_dist.agent.device.planes import NAME_PLANES, TRACE_PLANES, words_of
+from digirl_dist.agent.device.planes import TRACE_PLANES
+from digirl_dist.agent.device.reading import WORD_BUCKETS
 from digirl_dist.agent.device.touch import TouchGrid
 
-WORD_BUCKETS = 2048
-"""Embeddings into which words are hashed."""
 STRIDE = 8
 """Pixels of the scaled screenshot per cell of the touch grid, in both directions."""
 
 _HEADS = 4
 """Places that the policy attends to when it decides between tapping, typing, swiping and so on."""
+_WAYS, _NEAR = 5, 0.05
+"""What is looked at of a way, and how near of its start, in shares of the screen, a drag hardly ends."""
 _FLAT = 0.02
 """The contrast of a cell in which nothing is drawn, as a share of that between black and white."""
 
+Bags = tuple[torch.Tensor, torch.Tensor]
+"""Bags of words as ``torch.nn.EmbeddingBag`` takes them: all words in a row, and where each bag begins."""
+
 
 class Seen(NamedTuple):
-    """What the network makes of B observations."""
+    """What the network makes of B observations with N places each: the cells, and then the labels."""
 
-    cells: torch.Tensor
-    """Logits of the cells for each of P kinds of action that have a place, [B, P, cells]."""
+    places: torch.Tensor
+    """Logits of the places for each of P kinds of place, [B, P, N]."""
     features: torch.Tensor
     """[B, F]."""
+    tokens: torch.Tensor
+    """Of the places, [B, N, width]."""
+    text: torch.Tensor
+    """Of the instruction, [B, width]."""
 
 
 class Encoder(nn.Module):
-    """Reads B screenshots [B, 3, H, W] (uint8), instructions, and planes [B, P, rows, columns].
+    """Reads B screenshots [B, 3, H, W] (uint8), instructions, and traces [B, P, rows, columns].
 
-    The planes are traces and, for an agent that ``reads`` labels, the places that the instruction names.
+    For an agent that ``reads`` labels also up to L of these each, as bags of words. In training mode the convolutions
+    compute in bfloat16, where that is faster.
     """
 
     def __init__(self, grid: TouchGrid, placed: int, width: int, reads: bool = False) -> None:
@@ -59,28 +66,102 @@ class Encoder(nn.Module):
                 nn.init.kaiming_normal_(layer.weight, nonlinearity="relu")
                 nn.init.zeros_(layer.bias)
         self._place = nn.Parameter(0.1 * torch.randn(width, grid.rows, grid.columns))
-        planes = TRACE_PLANES + (NAME_PLANES if reads else 0)
-        self._trace = nn.Conv2d(planes, width, 3, padding=1)
+        self._trace = nn.Conv2d(TRACE_PLANES, width, 3, padding=1)
         self._norm = nn.LayerNorm(width)
         self._touch_query = nn.Linear(width, placed * width)
         self._touch_key = nn.Linear(width, width)
         self._look_query = nn.Linear(width, _HEADS * width)
         self._placed = placed
+        if reads:
+            self._label = nn.Sequential(nn.Linear(2 * width, width), nn.LayerNorm(width), nn.ReLU())
         self.feature_size = width + _HEADS * width + width + 2
 
-    def forward(self, images: torch.Tensor, texts: Sequence[str], planes: torch.Tensor) -> Seen:
-        words, starts = bags(texts)
-        text = self._words(words.to(images.device), starts.to(images.device))
+    def forward(self, images: torch.Tensor, texts: Bags, planes: torch.Tensor, labels: Labels | None = None) -> Seen:
+        text = self._words(*texts)
         pictures = images.contiguous(memory_format=torch.channels_last).float() / 127.5 - 1  # a third faster on CPUs
-        seen = self._vision(pictures) + self._place + self._trace(planes)
+        with torch.autocast(images.device.type, torch.bfloat16, enabled=self.training and _halves(images.device)):
+            drawn = self._vision(pictures)
+        seen = drawn.float() + self._place + self._trace(planes)
         cells = torch.relu(self._norm(seen.flatten(2).transpose(1, 2)))
+        tokens = cells if labels is None else torch.cat([cells, self._labels(cells, labels)], dim=1)
         scale = cells.shape[2] ** -0.5
         queries = self._touch_query(text).unflatten(1, (self._placed, -1))
-        logits = queries @ self._touch_key(cells).transpose(1, 2) * scale
-        looks = self._look_query(text).unflatten(1, (_HEADS, -1)) @ cells.transpose(1, 2) * scale
-        looked_at = (looks.softmax(dim=2) @ cells).flatten(1)
+        logits = queries @ self._touch_key(tokens).transpose(1, 2) * scale
+        looks = self._look_query(text).unflatten(1, (_HEADS, -1)) @ tokens.transpose(1, 2) * scale
+        if labels is not None:
+            logits, looks = (each.masked_fill(labels.closed[:, None], float("-inf")) for each in (logits, looks))
+        looked_at = (looks.softmax(dim=2) @ tokens).flatten(1)
         best = torch.stack([logits[:, 0].amax(dim=1), logits[:, 0].logsumexp(dim=1)], dim=1)
-        return Seen(logits, torch.cat([text, looked_at, cells.mean(dim=1), best.detach()], dim=1))
+        features = torch.cat([text, looked_at, cells.mean(dim=1), best.detach()], dim=1)
+        return Seen(logits, features, tokens, text)
+
+    def words(self, bags: Bags) -> torch.Tensor:
+        """Returns the sum of the words of each bag, [bags, width]."""
+        found: torch.Tensor = self._words(*bags)
+        return found
+
+    def _labels(self, cells: torch.Tensor, labels: Labels) -> torch.Tensor:
+        """The tokens of labels: their words, and what the cell of their middle shows, [B, L, width]."""
+        words = self._words(*labels.words).unflatten(0, labels.cells.shape)
+        shown = cells.gather(1, labels.cells[:, :, None].expand(-1, -1, cells.shape[2]))
+        found: torch.Tensor = self._label(torch.cat([words, shown], dim=2))
+        return found
+
+
+class Labels(NamedTuple):
+    """Up to L labels of each of B observations, in tensors; the shorter lists are filled up."""
+
+    words: Bags
+    """B * L bags, those of an observation after each other."""
+    cells: torch.Tensor
+    """The cells of their middles, [B, L]."""
+    flags: torch.Tensor
+    """[B, L, LABEL_FLAGS]."""
+    closed: torch.Tensor
+    """Which places cannot be chosen, [B, cells + L]: those that fill up, and those at the point of another one."""
+
+
+class Texts(nn.Module):
+    """Scores the texts that can be typed, by their words, the instruction, and the place where they would be typed."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self._query = nn.Linear(2 * width, width)
+        self._key = nn.Linear(width, width)
+        self._prior = nn.Parameter(torch.tensor([4.0, 0.7, 2.0, 1.5, -3.0]))
+
+    def forward(self, seen: Seen, place: torch.Tensor, words: torch.Tensor, flags: torch.Tensor) -> torch.Tensor:
+        """Returns logits [B, T]; ``place`` [B, width] is its token or 0, ``words`` are [B, T, width]."""
+        query = self._query(torch.cat([seen.text, place], dim=1))
+        fit: torch.Tensor = (self._key(words) @ query[:, :, None])[:, :, 0] * words.shape[2] ** -0.5
+        return fit + flags @ self._prior
+
+
+class Ends(nn.Module):
+    """Scores the places where a drag may end, by themselves, by where it begins, and by the way between them."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self._query = nn.Linear(2 * width, width)
+        self._key = nn.Linear(width, width)
+        self._way = nn.Linear(width, _WAYS)
+        nn.init.normal_(self._way.weight, std=0.01)
+        self._way.bias.data.copy_(torch.tensor([0.0, 0.0, -1.0, -1.0, -4.0]))
+
+    def forward(self, seen: Seen, place: torch.Tensor, ways: torch.Tensor) -> torch.Tensor:
+        """Returns logits [B, N]; ``place`` is the token of the start, [B, width], and ``ways`` from there [B, N, 2]."""
+        query = self._query(torch.cat([seen.text, place], dim=1))
+        near = torch.exp(-(ways**2).sum(dim=2, keepdim=True) / (2 * _NEAR**2))
+        way: torch.Tensor = torch.cat([ways, ways.abs(), near], dim=2) @ self._way(seen.text)[:, :, None]
+        fit: torch.Tensor = self._key(seen.tokens) @ query[:, :, None]
+        scale: float = seen.tokens.shape[2] ** -0.5
+        return seen.places[:, -1] + fit[:, :, 0] * scale + way[:, :, 0]
+
+
+def _halves(device: torch.device) -> bool:
+    """Whether the device multiplies in bfloat16 faster: of CPUs, those with instructions for it."""
+    known: dict[str, object] = getattr(torch.cpu, "get_capabilities", dict)()  # torch has it since 2.12
+    return device.type == "cuda" or bool(device.type == "cpu" and known.get("avx512_bf16"))
 
 
 def contrast(images: torch.Tensor) -> torch.Tensor:
@@ -118,24 +199,8 @@ class CriticInputs(nn.Module):
         vectors = torch.randn(WORD_BUCKETS, width, generator=torch.Generator().manual_seed(_SEED))
         self.register_buffer("_vectors", 0.3 * vectors, persistent=False)
 
-    def forward(self, images: torch.Tensor, instructions: Sequence[str]) -> torch.Tensor:
+    def forward(self, images: torch.Tensor, texts: Bags) -> torch.Tensor:
         """Returns [B, size] for pictures [B, 3, H, W] (uint8) and as many instructions."""
         mean, deviation = of_cells(images.float() / 255)
-        words, starts = bags(instructions)
-        text = functional.embedding_bag(words.to(images.device), self._vectors, starts.to(images.device), mode="sum")
+        text = functional.embedding_bag(texts[0], self._vectors, texts[1], mode="sum")
         return torch.cat([mean.flatten(1), deviation.flatten(1), text], dim=1)
-
-
-def hashed_words(text: str, buckets: int = WORD_BUCKETS) -> list[int]:
-    """The buckets of the words of ``text`` in lower case, the same on every machine and in every process."""
-    return [zlib.crc32(word.encode()) % buckets for word in words_of(text)]
-
-
-def bags(texts: Sequence[str]) -> tuple[torch.Tensor, torch.Tensor]:
-    """Bags of words as ``torch.nn.EmbeddingBag`` takes them: all words in a row, and where each text begins."""
-    hashed = [hashed_words(text) for text in texts]
-    starts = [0]
-    for words in hashed[:-1]:
-        starts.append(starts[-1] + len(words))
-    flat = [word for words in hashed for word in words]
-    return torch.tensor(flat, dtype=torch.long), torch.tensor(starts, dtype=torch.long)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
+from digirl_dist.emulator import Label
 from digirl_dist.emulator.touch_actions import DeviceAction
 from digirl_dist.errors import ActionError, SettingsError
 from digirl_dist.types import Json
@@ -12,30 +13,39 @@ from digirl_dist.types import Json
 
 @dataclass(frozen=True)
 class Kind:
-    """A kind of action: what it stands for, without its place and its text, and how often it is tried untrained."""
+    """A kind of action: what it stands for, without its places and its text, and how often it is tried untrained."""
 
     action: DeviceAction
     prior: float
-    part: int | None = None
-    """Which quoted part of the instruction it types, if any."""
 
     @property
     def name(self) -> str:
         """What people call it."""
         if self.action.type != "swipe":
-            return self.action.type.replace("_", " ") + ("" if not self.part else f", part {self.part + 1}")
+            return self.action.type.replace("_", " ")
         across, up = self.action.to_x - self.action.x, self.action.y - self.action.to_y
         return f"swipe {'up' if up > 0 else 'down'}" if up else f"swipe {'right' if across > 0 else 'left'}"
 
     @property
     def placed(self) -> bool:
-        """Whether a cell of the touch grid belongs to it."""
-        return self.action.type in ("tap", "type_at")
+        """Whether a place belongs to it."""
+        return self.action.type in ("tap", "type_at", "drag", "select")
+
+    @property
+    def types(self) -> bool:
+        """Whether a text belongs to it."""
+        return self.action.type in ("type", "type_at")
+
+    @property
+    def drags(self) -> bool:
+        """Whether a second place belongs to it."""
+        return self.action.type == "drag"
 
 
 KINDS = (
     Kind(DeviceAction("tap"), 0.50),
-    *(Kind(DeviceAction(name), prior, part) for name in ("type", "type_at") for part, prior in enumerate((0.2, 0.1))),
+    Kind(DeviceAction("type"), 0.2),
+    Kind(DeviceAction("type_at"), 0.2),
     Kind(DeviceAction("enter"), 0.10),
     Kind(DeviceAction("back"), 0.05),
     Kind(DeviceAction("home"), 0.02),
@@ -44,6 +54,8 @@ KINDS = (
     Kind(DeviceAction("swipe", 0.5, 0.25, 0.5, 0.75), 0.02),
     Kind(DeviceAction("swipe", 0.8, 0.5, 0.2, 0.5), 0.05),
     Kind(DeviceAction("swipe", 0.2, 0.5, 0.8, 0.5), 0.02),
+    Kind(DeviceAction("drag"), 0.06),
+    Kind(DeviceAction("select"), 0.03),
 )
 """All there are. The priors are shares of what is possible: mostly taps, as with people, and typing where there is a
 text to type."""
@@ -59,17 +71,26 @@ def kinds_of(types: Sequence[str]) -> tuple[Kind, ...]:
     return tuple(kind for kind in KINDS if kind.action.type in types)
 
 
+Point = tuple[float, float]
+"""Right and down, in shares of the screen."""
+
+
 @dataclass(frozen=True)
 class Choice:
-    """The index of a kind of action and the cell of the touch grid (counted row by row; 0 for kinds without place)."""
+    """The index of a kind of action, its place and what else belongs to it, 0 where none does.
+
+    Places are the cells of the touch grid, row by row, and then the labels. ``second`` is the place where a drag ends,
+    or the index of the text that is typed.
+    """
 
     kind: int
-    cell: int = 0
+    place: int = 0
+    second: int = 0
 
 
 @dataclass(frozen=True)
 class TouchGrid:
-    """The screen divided into ``rows`` x ``columns`` cells, of which an action that has a place takes the middle."""
+    """The screen divided into ``rows`` x ``columns`` cells; an action takes the middle of a cell or of a label."""
 
     rows: int
     columns: int
@@ -83,39 +104,60 @@ class TouchGrid:
         """Returns one value per cell as rows from the top, each from the left."""
         return [list(values[first : first + self.columns]) for first in range(0, self.cells, self.columns)]
 
-    def action(self, choice: Choice, texts: Sequence[str]) -> Json:
-        """The JSON action; ``texts`` are the instruction's quoted parts."""
-        kind = self.kinds[choice.kind]
-        row, column = divmod(choice.cell, self.columns)
+    def points(self, labels: Sequence[Label]) -> list[Point]:
+        """Where all places are: the cells, then the labels."""
+        middles = [(place % self.columns, place // self.columns) for place in range(self.cells)]
+        return [((x + 0.5) / self.columns, (y + 0.5) / self.rows) for x, y in middles] + [
+            middle(each) for each in labels
+        ]
+
+    def cell(self, point: Point) -> int:
+        """The cell that a point is in."""
+        row, column = int(point[1] * self.rows), int(point[0] * self.columns)
+        return min(max(row, 0), self.rows - 1) * self.columns + min(max(column, 0), self.columns - 1)
+
+    def action(self, choice: Choice, texts: Sequence[str], labels: Sequence[Label] = ()) -> Json:
+        """The JSON action; ``texts`` are those that can be typed."""
+        kind, points = self.kinds[choice.kind], self.points(labels)
         found = kind.action
         if kind.placed:
-            found = replace(found, x=(column + 0.5) / self.columns, y=(row + 0.5) / self.rows)
-        return (found if kind.part is None else replace(found, text=texts[kind.part])).to_json()
+            found = replace(found, x=points[choice.place][0], y=points[choice.place][1])
+        if kind.drags:
+            found = replace(found, to_x=points[choice.second][0], to_y=points[choice.second][1])
+        return (replace(found, text=texts[choice.second]) if kind.types else found).to_json()
 
     def kind(self, action: DeviceAction) -> int | None:
-        """The index of the first kind of an action, whatever its place and text; None if it has none here."""
+        """The index of the first kind of an action, whatever its places and text; None if it has none here."""
         for index, kind in enumerate(self.kinds):
             if kind.action.type == action.type and (action.type != "swipe" or kind.action == action):
                 return index
         return None
 
-    def choice(self, action: Json, texts: Sequence[str]) -> Choice:
-        """The inverse of ``action``. A place counts for the cell it is in.
+    def choice(self, action: Json, texts: Sequence[str], labels: Sequence[Label] = ()) -> Choice:
+        """The inverse of ``action``. A point that is no label's middle counts for the cell it is in.
 
         Raises ActionError for an action that no choice stands for: another text, or a swipe from elsewhere.
         """
         wanted = DeviceAction.from_json(action)
-        for index, kind in enumerate(self.kinds):
-            if self._stands_for(kind, wanted, texts):
-                return Choice(index, self._cell(wanted) if kind.placed else 0)
-        raise ActionError(f"{action!r} is not one of the actions that this policy chooses from")
+        index = self.kind(wanted)
+        if index is None or (self.kinds[index].types and wanted.text not in texts):
+            raise ActionError(f"{action!r} is not one of the actions that this policy chooses from")
+        kind = self.kinds[index]
+        place = self._place((wanted.x, wanted.y), labels) if kind.placed else 0
+        if kind.types:
+            return Choice(index, place, texts.index(wanted.text))
+        return Choice(index, place, self._place((wanted.to_x, wanted.to_y), labels) if kind.drags else 0)
 
-    def _stands_for(self, kind: Kind, action: DeviceAction, texts: Sequence[str]) -> bool:
-        if kind.part is not None and action.text not in texts[kind.part : kind.part + 1]:
-            return False
-        bare = replace(action, text="")
-        return (replace(bare, x=0.0, y=0.0) if kind.placed else bare) == kind.action
+    def _place(self, point: Point, labels: Sequence[Label]) -> int:
+        for index, label in enumerate(labels):
+            if all(abs(one - other) < _SAME for one, other in zip(middle(label), point, strict=True)):
+                return self.cells + index
+        return self.cell(point)
 
-    def _cell(self, action: DeviceAction) -> int:
-        row, column = int(action.y * self.rows), int(action.x * self.columns)
-        return min(row, self.rows - 1) * self.columns + min(column, self.columns - 1)
+
+_SAME = 1e-9
+
+
+def middle(label: Label) -> Point:
+    """Where a label is touched."""
+    return (label.left + label.right) / 2, (label.top + label.bottom) / 2

@@ -38,8 +38,9 @@ class DeviceAgentSettings(AgentPlugin):
     reluctance: Amount = expert(2.0)
     """How reluctant an untrained policy is to repeat an action on the same screen: at first, by this many nats."""
     labels: bool = True
-    """Whether the policy also reads the names of what is on the screen, where the emulator has them (MiniWoB++; your
-    own with ``labels()``)."""
+    """Whether the policy also reads names and boxes of what is on the screen, where the emulator has them (MiniWoB++,
+    Android, your own with ``labels()``). It can then touch each of them, and type each name and each word of the
+    instruction. False: it sees pixels alone, and types what the instruction quotes."""
     shift: FewOrNone = 0
     """While fitting, pictures and the taps on them move by up to this many pixels, so that the policy knows a label at
     any position."""
@@ -59,11 +60,10 @@ class DeviceAgentSettings(AgentPlugin):
         return partial(DevicePolicy, spec, **values(self))
 
     def check_action(self, spec: EmulatorSpec, observation: Observation, action: Json) -> None:
+        from digirl_dist.agent.device.reading import read
         from digirl_dist.agent.device.touch import TouchGrid
-        from digirl_dist.agent.prompts import quoted
-        from digirl_dist.emulator.remembered import recalled
 
-        TouchGrid(1, 1).choice(action, quoted(recalled(observation.text).instruction))
+        TouchGrid(1, 1).choice(action, read(observation.text, self.labels and spec.labels).texts)
 
     def wrapped(self, emulator: EmulatorFactory) -> EmulatorFactory:
         from digirl_dist.emulator.remembered import RememberedEmulator

@@ -25,7 +25,7 @@ TAP_DISTANCE = 0.04
 
 COMMAND_S = 20.0
 """Longest answer to one adb command, in seconds."""
-_SWIPE_MS = 300
+_SWIPE_MS, _LONG_PRESS_MS = 300, 1000
 _KEYS = {"back": "KEYCODE_BACK", "home": "KEYCODE_HOME", "enter": "KEYCODE_ENTER"}
 
 
@@ -100,6 +100,12 @@ class AndroidDevice:
             case "swipe":
                 ends = *self._pixel(action.x, action.y), *self._pixel(action.to_x, action.to_y)
                 self.shell(f"input swipe {' '.join(map(str, ends))} {_SWIPE_MS}")
+            case "drag":
+                ends = *self._pixel(action.x, action.y), *self._pixel(action.to_x, action.to_y)
+                self.shell(f"input draganddrop {' '.join(map(str, ends))} {_LONG_PRESS_MS}")
+            case "select":
+                at = *self._pixel(action.x, action.y), *self._pixel(action.x, action.y)
+                self.shell(f"input swipe {' '.join(map(str, at))} {_LONG_PRESS_MS}")
             case "type":
                 for command in self._types(action.text):
                     self.shell(command)

@@ -15,6 +15,9 @@ MAX_STEPS = 10
 _FOCUS = "dumpsys window | grep mCurrentFocus"
 
 
+_USEFUL = (*DeviceActions().useful, "drag", "select")
+
+
 def android_spec(settings: AndroidOptions) -> EmulatorSpec:
     """Raises SettingsError for values that cannot be used on any machine."""
     if (settings.avd is None) == (not settings.serials):
@@ -31,7 +34,7 @@ def android_spec(settings: AndroidOptions) -> EmulatorSpec:
         if not _is_part_of_the_screen(part):
             raise SettingsError(f"emulator.masked: {part} is not [left, top, right, bottom] in shares of the screen")
     height, width = settings.image_size
-    return EmulatorSpec(DeviceActions(), image_size=(height, width), labels=settings.labels, steady=False)
+    return EmulatorSpec(DeviceActions(_USEFUL), image_size=(height, width), labels=settings.labels, steady=False)
 
 
 def android_tasks(task_set: str, split: str) -> list[Task]:

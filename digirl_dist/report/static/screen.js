@@ -17,7 +17,7 @@ export function marks(action) {
   const share = (value) => (typeof value === "number" && value >= 0 && value <= 1 ? value * 100 : null);
   const [x, y, to_x, to_y] = [action.x, action.y, action.to_x, action.to_y].map(share);
   if ((action.type === "tap" || action.type === "type_at") && x !== null && y !== null) return dot(x, y, "touch");
-  if (action.type === "swipe" && [x, y, to_x, to_y].every((each) => each !== null)) {
+  if (["swipe", "drag"].includes(action.type) && [x, y, to_x, to_y].every((each) => each !== null)) {
     for (const name of ["edge", "ink"]) drawn.append(svg("line", { class: name, x1: x, y1: y, x2: to_x, y2: to_y }));
     return [drawn, dot(x, y, "from"), dot(to_x, to_y, "to")];
   }

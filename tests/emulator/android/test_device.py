@@ -124,6 +124,13 @@ def test_a_swipe_as_short_as_androidinthewild_calls_a_tap_is_one(
     assert phone.shell.history[-4].startswith("input swipe 194 192 194 211")
 
 
+def test_drags_and_selections_hold_what_they_touch(emulator: AndroidEmulator, phone: RunningPhone) -> None:
+    emulator.step({"type": "drag", "x": 0.9, "y": 0.5, "to_x": 0.9, "to_y": 0.55})
+    assert phone.shell.history[-4].startswith("input draganddrop 194 192 194 211")
+    emulator.step({"type": "select", "x": 0.9, "y": 0.5})
+    assert phone.shell.history[-4].startswith("input swipe 194 192 194 192 1000")
+
+
 def test_giving_up_ends_the_episode_but_only_done_can_succeed(emulator: AndroidEmulator, phone: RunningPhone) -> None:
     for ending in ("impossible", "done"):
         emulator.reset(TASK, seed=1)

@@ -1,0 +1,64 @@
+"""Why pages of MiniWoB++ are not expected to be learned, found by reading them."""
+
+from __future__ import annotations
+
+REASONS = {
+    "an answer that stands nowhere and must be computed or guessed": (
+        "guess-number",
+        "simple-algebra",
+        "simple-arithmetic",
+        "visual-addition",
+    ),
+    "a word inside a longer text, or letters, must be picked out and typed": (
+        "find-word",
+        "scroll-text",
+        "text-transform",
+    ),
+    "numbers must be compared": ("buy-ticket", "drag-sort-numbers", "find-greatest", "stock-market", "read-table-2"),
+    "aim finer than a cell at something without a box": (
+        "bisect-angle",
+        "circle-center",
+        "find-midpoint",
+        "form-sequence",
+        "hot-cold",
+        "resize-textarea",
+        "right-angle",
+        "use-slider",
+        "use-slider-2",
+    ),
+    "a curved or free line must be drawn": ("draw-circle", "draw-line"),
+    "an exact colour must be set": ("use-colorwheel", "use-colorwheel-2"),
+    "several things must be marked with a key held": ("click-scroll-list",),
+    "commands that the instruction does not spell": ("terminal",),
+    "counting, or shapes that pixels alone tell apart": (
+        "click-shape",
+        "count-shape",
+        "count-sides",
+        "identify-shape",
+        "number-checkboxes",
+        "click-shades",
+    ),
+    "planning against an opponent": ("tic-tac-toe",),
+    "a three-dimensional thing must be turned": ("drag-cube",),
+    "many right steps before the first reward": (
+        "book-flight",
+        "book-flight-nodelay",
+        "choose-date",
+        "choose-date-medium",
+        "choose-date-nodelay",
+        "daily-calendar",
+        "drag-shapes",
+        "drag-shapes-2",
+        "email-inbox-star-reply",
+        "multi-layouts",
+        "multi-orderings",
+        "order-food",
+        "phone-book",
+        "search-engine",
+        "social-media-all",
+        "social-media-some",
+        "text-editor",
+    ),
+    "meanings of words must be known": ("click-checkboxes-soft", "email-inbox-forward-nl-turk", "email-inbox-nl-turk"),
+}
+"""Ingredients that are missing, with the pages that lack them."""

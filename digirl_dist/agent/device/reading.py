@@ -1,0 +1,246 @@
+"""What the policy reads in an observation's text: the labels of the screen, and the texts that it can type.
+
+Each is described by words, which the network embeds, and by a few numbers, by which an untrained policy chooses.
+"""
+
+from __future__ import annotations
+
+import re
+import zlib
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
+
+from digirl_dist.agent.prompts import quoted
+from digirl_dist.emulator import Label
+from digirl_dist.emulator.remembered import Memory, recalled
+from digirl_dist.emulator.touch_actions import DeviceAction
+
+WORD_BUCKETS = 2048
+"""Embeddings into which words are hashed."""
+
+_WORD = re.compile(r"(?<!\w)-\d+|\w+")
+_SPAN = re.compile(r"\S+")
+_LEADING_ZEROS = re.compile(r"\b0+(?=\d)")
+_AROUND = " .,;:!?()[]{}\"'“”"
+_EDITABLE = frozenset({"textbox", "searchbox", "combobox", "spinbutton"})
+_DRAWN = "graphic"
+_OTHER_CASE = 0.5
+"""How well a name is named that the instruction has in other letters, "OK" for "ok"."""
+_FAR = 9
+"""Ranks and distances from here on are alike."""
+_MOST_SPANS, _MOST_QUOTED, _MOST_LABELS = 24, 16, 64
+"""Words of an instruction, quoted parts and labels that are looked at: observations come from workers."""
+
+LABEL_FLAGS = 7
+"""Of a label: 1; whether it is named next; how well it is named; which share of its words the instruction has; whether
+text can be entered there; whether it is a control; whether it was touched on this very screen."""
+TEXT_FLAGS = 5
+"""Of a text: whether it is quoted; whether it is the first quoted one; whether it is a number, has capitals or is what
+a field holds; whether it stands after something named on the screen; whether it was typed already."""
+
+
+class Described(NamedTuple):
+    """A label or a text, as the network sees it."""
+
+    words: list[int]
+    """Hashed."""
+    flags: list[float]
+
+
+class Read(NamedTuple):
+    """The text of an observation, taken apart."""
+
+    instruction: str
+    words: list[int]
+    """Those of the instruction, hashed."""
+    memories: list[Memory]
+    labels: list[Label]
+    places: list[Described]
+    """The labels, described."""
+    texts: list[str]
+    """What can be typed, each once: the quoted parts of the instruction first."""
+    typeable: list[Described]
+    """These texts, described."""
+
+    @property
+    def quotes(self) -> bool:
+        """Whether the instruction quotes a text."""
+        return bool(self.typeable and self.typeable[0].flags[0])
+
+
+def read(text: str, labels: bool = False) -> Read:
+    """Takes an observation's text apart; with ``labels``, names on the screen count, and can be typed like all words.
+
+    Without them only what the instruction quotes can be typed.
+    """
+    instruction, memories, found = recalled(text)
+    shown = found[:_MOST_LABELS] if labels else []
+    named = [_place(label.name, instruction) for label in shown]
+    words = list(_words_of_labels(instruction, shown, named))
+    flags = _flags(instruction, shown, named, memories)
+    places = [Described(_hashed(own), values) for own, values in zip(words, flags, strict=True)]
+    typed = {memory.action.text for memory in memories}
+    texts: dict[str, Described] = {}
+    for candidate, own, values in _texts(instruction, shown, words, labels):
+        if candidate and candidate not in texts:
+            texts[candidate] = Described(_hashed(own), [*values, float(candidate in typed)])
+    return Read(instruction, hashed_words(instruction), memories, shown, places, list(texts), list(texts.values()))
+
+
+def words_of(text: str) -> list[str]:
+    """Returns the words of ``text`` in lower case."""
+    return _WORD.findall(text.lower())
+
+
+def hashed_words(text: str) -> list[int]:
+    """The buckets of the words of ``text`` in lower case, the same on every machine and in every process."""
+    return _hashed(words_of(text))
+
+
+def _hashed(words: Sequence[str]) -> list[int]:
+    return [zlib.crc32(word.encode()) % WORD_BUCKETS for word in words]
+
+
+_Named = tuple[int | None, float]
+"""Where the instruction has the name of a label, and how alike they are."""
+
+
+def _words_of_labels(instruction: str, labels: Sequence[Label], found: Sequence[_Named]) -> Iterator[list[str]]:
+    """Yields what describes each label: its role and rank, its name, and what stands before it in the document."""
+    ranks: Counter[str] = Counter()
+    named, before, parts = None, "", quoted(instruction)[:_MOST_QUOTED]
+    for place, label in enumerate(labels):
+        ranks[label.role] += 1
+        rank, distance = min(ranks[label.role], _FAR), None if named is None else min(place - named, _FAR)
+        yield [
+            *_of_label(label, rank, distance),
+            *(f"behind {word}" for word in words_of(before)[:4]),
+            *(f"quoted {part}" for part in _quoted_parts(label.name, parts)),
+        ]
+        if label.role not in _EDITABLE:
+            named = place if found[place][1] == 1 else named
+        before = label.name or before
+
+
+def _of_label(label: Label, rank: int, distance: int | None) -> Iterator[str]:
+    yield from (f"role {label.role}", f"{label.role} number {rank}", f"{'named' if label.name else 'nameless'} thing")
+    yield from words_of(label.name)
+    if distance is not None:
+        yield f"{distance} after a named thing"
+
+
+def _quoted_parts(name: str, parts: Sequence[str]) -> Iterator[int]:
+    """Yields which quoted parts the name begins or ends with, counted from 1."""
+    yield from (number for number, part in enumerate(parts, 1) if name.startswith(part) or name.endswith(part))
+
+
+def _flags(
+    instruction: str, labels: Sequence[Label], named: Sequence[_Named], memories: Sequence[Memory]
+) -> list[list[float]]:
+    words, parts = set(words_of(instruction)), quoted(instruction)[:_MOST_QUOTED]
+    ranks = [
+        None
+        if place is None or label.role in _EDITABLE or _touched(label, memories)
+        else (place, -like, -len(label.name))
+        for label, (place, like) in zip(labels, named, strict=True)
+    ]
+    following = min((rank for rank in ranks if rank is not None), default=())
+    found = []
+    for label, rank, (_, like) in zip(labels, ranks, named, strict=True):
+        own = words_of(f"{label.role} {label.name}")
+        shared = sum(word in words for word in own) / max(1, len(own))
+        shared = max(shared, len(list(_quoted_parts(label.name, parts))) / max(1, len(parts)))
+        control = label.role not in ("", _DRAWN)
+        here = any(_is_here(label, memory) for memory in memories)
+        found.append(
+            [1.0, float(rank == following), like, shared, float(label.role in _EDITABLE), control, float(here)]
+        )
+    return found
+
+
+def _touched(label: Label, memories: Sequence[Memory]) -> bool:
+    """Whether something of that name was touched before, or the label itself on this very screen."""
+    return any(
+        memory.action.type != "type_at" and ((memory.on and memory.on == label.name) or _is_here(label, memory))
+        for memory in memories
+    )
+
+
+def _is_here(label: Label, memory: Memory) -> bool:
+    action = memory.action
+    is_placed = memory.here and "x" in DeviceAction.FIELDS[action.type]
+    return is_placed and label.left <= action.x < label.right and label.top <= action.y < label.bottom
+
+
+def _place(name: str, instruction: str) -> _Named:
+    """Returns where the instruction has the name as whole words, and how alike they are. It has 5 in 05/12/2016."""
+    if not (bare := name.strip(_AROUND)):
+        return None, 0.0
+    for text in (instruction, _LEADING_ZEROS.sub("", instruction)):
+        if (same := _whole(bare, text)) is not None:
+            return same, 1.0
+    alike = _whole(bare.lower(), instruction.lower())
+    return alike, 0.0 if alike is None else _OTHER_CASE
+
+
+def _whole(words: str, text: str) -> int | None:
+    """Returns where the text has the words first, not as a part of others."""
+    place = -1
+    for _ in range(_MOST_SPANS):
+        place = text.find(words, place + 1)
+        if place < 0:
+            return None
+        around = text[max(0, place - 1) : place] + text[place + len(words) : place + len(words) + 1]
+        if not any(letter.isalnum() or letter == "_" for letter in around):
+            return place
+    return None
+
+
+_Text = tuple[str, list[str], list[float]]
+"""A text, the words that describe it, and all of its flags but the last."""
+
+
+def _texts(instruction: str, labels: Sequence[Label], words: Sequence[list[str]], everything: bool) -> Iterator[_Text]:
+    parts = quoted(instruction)[:_MOST_QUOTED]
+    for number, part in enumerate(parts, 1):
+        own = ["quoted", f"quoted {number}", *_before(instruction, instruction.find(part))]
+        yield part, own, [1.0, float(number == 1), 0.0, 0.0]
+    if not everything:
+        return
+    for number, part in enumerate(parts, 1):
+        for case, text in (("lower", part.lower()), ("upper", part.upper())):
+            yield text, ["quoted", f"quoted {number}", f"in {case} case"], [0.5, float(number == 1), 0.0, 0.0]
+    yield from _spans(instruction)
+    for label, own in zip(labels, words, strict=True):
+        is_next = "1 after a named thing" in own
+        yield label.name, ["shown", *own], [0.0, 0.0, float(label.role in _EDITABLE), float(is_next)]
+
+
+def _spans(instruction: str) -> Iterator[_Text]:
+    """Yields words of the instruction, first those that follow each other and have capitals or digits: "3:45 PM"."""
+    found = [(match.start(), match[0]) for match in _SPAN.finditer(instruction)][:_MOST_SPANS]
+    opens = [number == 0 or found[number - 1][1][-1] in ".?!" for number in range(len(found))]
+    marks = [_is_marked(word) and not first for (_, word), first in zip(found, opens, strict=True)]
+    runs: list[list[int]] = []
+    for number, marked in enumerate(marks):
+        if marked and runs and runs[-1][-1] == number - 1 and found[number - 1][1][-1] not in ",;:":
+            runs[-1].append(number)
+        elif marked:
+            runs.append([number])
+    singles = [[number] for number in range(len(found))]
+    for numbers in [*runs, *singles]:
+        text = " ".join(found[number][1] for number in numbers).strip(_AROUND)
+        marked = all(marks[number] for number in numbers)
+        own = ["span", "marked span" if marked else "plain span", *_before(instruction, found[numbers[0]][0])]
+        yield text, own, [0.0, 0.0, float(marked), 0.0]
+
+
+def _is_marked(word: str) -> bool:
+    bare = word.strip(_AROUND)
+    return bare[:1].isupper() or any(letter.isdigit() for letter in bare)
+
+
+def _before(instruction: str, place: int) -> list[str]:
+    """The two words before a place, as words of their own."""
+    return [f"behind {word}" for word in words_of(instruction[: max(0, place)])[-2:]]
