@@ -59,12 +59,12 @@ class DevicePolicy(nn.Module):
 
     The probability of an action is that of its kind, and where it has a place times that of its cell. Cells are chosen
     by how well their look and place match the instruction (attention over a touch grid), so a button is found wherever
-    it is. The latest actions, which the observation's text tells, are a second picture of traces; what was done on the
-    very same screen is at first less probable, by a weight that is learned like all others. Where the emulator names
-    what is on the screen, a third picture tells what of it the instruction names. Kinds have one last layer
-    for instructions that quote a text and one for the others: else, what is learned of tasks without typing would soon
-    keep it from typing anywhere. The picture is scaled to one size per emulator; the architecture is the same for all
-    sizes.
+    it is. The latest actions, listed in the observation's text, are a second picture of traces; an action that was done
+    on the very same screen is at first less probable, by a weight that is learned like all others. Where the emulator
+    names what is on the screen, a third picture marks what the instruction names. Kinds of actions have two last
+    layers: one for instructions that quote a text, one for the others. With a single one, learning tasks without typing
+    would soon make typing improbable everywhere. The picture is scaled to one size per emulator; the architecture is
+    the same for all sizes.
     """
 
     def __init__(
