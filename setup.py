@@ -15,21 +15,22 @@ def without_relative_links(text: str) -> str:
     return re.sub(r"\[([^\]]*)\]\((?!https:)[^)]*\)", r"\1", text)
 
 
+TRAIN = ["torch>=2.6"]  # not of every installation: runs are looked at, and machines prepared, without tensors
 MINIWOB = ["miniwob>=1.0"]
 MLFLOW = ["mlflow-skinny>=2.10"]
 TRACKIO = ["trackio>=0.20"]
 WANDB = ["wandb>=0.19"]
 ANDROID = ["adbutils>=2.8"]
 ATARI = ["ale-py>=0.10"]
-AUTOUI = ["transformers>=5.0"]
+AUTOUI = [*TRAIN, "transformers>=5.0"]
 JUDGE = ENDPOINT = ["httpx>=0.27"]
-VLM = ["transformers>=5.0", "peft>=0.18"]
+VLM = [*TRAIN, "transformers>=5.0", "peft>=0.18"]
 OPENENV = ["starlette>=0.45", "uvicorn>=0.34", "websockets>=15"]  # OpenEnv itself is in whatever Python has it
 SKYRL = [*OPENENV, "skyrl-gym>=0.4"]
 TRL = ["kernels>=0.17; python_version>='3.11'", "trl>=1.16,<1.18; python_version>='3.11'"]
 VERIFIERS = [*OPENENV, "httpx>=0.27", "verifiers>=0.4,<0.5; python_version>='3.11'"]
 RAY = ["ray>=2.40"]
-BRIDGES = ["rsl-rl-lib>=5.5,<6", "skrl>=2.1,<3", "stable-baselines3>=2.7"]
+BRIDGES = [*TRAIN, "rsl-rl-lib>=5.5,<6", "skrl>=2.1,<3", "stable-baselines3>=2.7"]
 HUB = ["huggingface_hub>=0.34"]
 SERVE = VIEW = ["starlette>=0.45", "uvicorn>=0.34"]
 DATA = ["pandas>=2.0"]
@@ -44,6 +45,10 @@ setup(
     long_description=without_relative_links((ROOT / "README.md").read_text()),
     long_description_content_type="text/markdown",
     license="Apache-2.0",
+    project_urls={
+        "Paper": "https://arxiv.org/abs/2406.11896",
+        "DigiRL's own code": "https://github.com/DigiRL-agent/digirl",
+    },
     python_requires=">=3.10",
     packages=[*find_packages(include=["digirl_dist", "digirl_dist.*"]), "digirl_dist.config", "digirl_dist.worker"],
     package_dir={"digirl_dist.config": "config", "digirl_dist.worker": "worker"},
@@ -70,7 +75,6 @@ setup(
         "pyyaml>=6.0",
         "safetensors>=0.4",
         "tensorboard>=2.18",
-        "torch>=2.6",
         "tqdm>=4.66",
         "xxhash>=3.4",
     ],
@@ -91,6 +95,7 @@ setup(
         "serve": SERVE,
         "skyrl": SKYRL,
         "trackio": TRACKIO,
+        "train": TRAIN,
         "trl": TRL,
         "verifiers": VERIFIERS,
         "view": VIEW,
@@ -113,6 +118,7 @@ setup(
             *RAY,
             *SERVE,
             *SKYRL,
+            *TRAIN,
             *TRL,
             *VIEW,
             *VLM,

@@ -24,10 +24,15 @@ __all__ = [
     "EmulatorSpec",
     "Endpoint",
     "Fleet",
+    "Label",
+    "Learned",
     "Lost",
+    "MinibatchOptimizer",
     "Observation",
+    "OptimizerSettings",
     "Policy",
     "ProductActions",
+    "Row",
     "Run",
     "Step",
     "Task",
@@ -47,10 +52,15 @@ _HOMES = {
     "EmulatorSpec": "emulator",
     "Endpoint": "api.endpoint",
     "Fleet": "api.fleet",
+    "Label": "emulator",
+    "Learned": "algorithm.table",
     "Lost": "collect.stream",
+    "MinibatchOptimizer": "algorithm.optimizer",
     "Observation": "trajectory",
+    "OptimizerSettings": "settings.algorithms",
     "Policy": "api.policy",
     "ProductActions": "emulator",
+    "Row": "algorithm.table",
     "Run": "api.run",
     "Step": "trajectory",
     "Task": "tasks",
@@ -63,6 +73,8 @@ _HOMES = {
 if TYPE_CHECKING:
     from digirl_dist.agent import Agent
     from digirl_dist.algorithm import Algorithm
+    from digirl_dist.algorithm.optimizer import MinibatchOptimizer
+    from digirl_dist.algorithm.table import Learned, Row
     from digirl_dist.api.endpoint import Endpoint
     from digirl_dist.api.fleet import Fleet
     from digirl_dist.api.policy import Policy
@@ -75,8 +87,10 @@ if TYPE_CHECKING:
         DiscreteActions,
         Emulator,
         EmulatorSpec,
+        Label,
         ProductActions,
     )
+    from digirl_dist.settings.algorithms import OptimizerSettings
     from digirl_dist.tasks import Task
     from digirl_dist.trajectory import Decision, Observation, Step, Trajectory, Transition
 

@@ -14,7 +14,6 @@ import pytest
 import scripts
 
 from digirl_dist.assembly.parts import build_device
-from digirl_dist.assembly.validate import refuse_before_start
 from digirl_dist.cli.main import COMMANDS
 from digirl_dist.settings import Settings, configuration, key_places
 from digirl_dist.settings.keys import keys_of
@@ -29,14 +28,6 @@ ROOT = Path(__file__).resolve().parent.parent
 @pytest.fixture(scope="module")
 def script() -> ModuleType:
     return scripts.script("docs")
-
-
-def test_the_device_of_ones_own_runs_with_the_words_beside_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    page = (ROOT / "docs" / "environments.md").read_text()
-    (tmp_path / "my_file.py").write_text(re.findall(r"^```python\n(.*?)^```", page, re.MULTILINE | re.DOTALL)[0])
-    [words] = re.findall(r"`(emulator=custom [^`]*)` runs it", page)
-    monkeypatch.chdir(tmp_path)
-    refuse_before_start(configuration.load(HERE, "host", ["dry_run=true", *words.split()]), None)
 
 
 @pytest.mark.component
@@ -152,12 +143,3 @@ def test_the_vector_environment_of_the_page_on_scaling_is_complete() -> None:
     names: dict[str, Any] = {}
     exec(block_of("scaling.md", "python"), names)
     assert names["config"].distribution.head_address == "10.0.0.2" and callable(names["VecEnv"])
-
-
-def test_the_emulator_of_the_page_on_environments_is_one() -> None:
-    names: dict[str, Any] = {}
-    exec(block_of("environments.md", "python"), names)
-    light, task = names["Light"](), names["Light"].tasks("default", "train")[0]
-    assert light.reset(task, 0).vector.shape == (light.spec.vector_size,)
-    assert [light.step(action).success for action in range(light.spec.actions.n)] == [False, True]
-    light.close()

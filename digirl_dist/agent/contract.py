@@ -25,6 +25,7 @@ _ROWS_AT_ONCE = 64
 """Screens that may be decoded at the same time."""
 MEMBERS = ("act", "log_prob", "features", "feature_size", "train", "parameters", "state_dict", "load_state_dict")
 """What each agent has."""
+_LEARNING = "log_prob", "parameters", "state_dict"
 
 
 def decisions(
@@ -191,6 +192,11 @@ class ActsAlone:
             raise RuntimeError(f"{type(self).__name__} has no weights")
 
 
+def acts_alone(kind: Any) -> bool:
+    """Whether a class of the user's has ``act`` and nothing to learn with: a policy without weights."""
+    return isinstance(kind, type) and hasattr(kind, "act") and not any(hasattr(kind, each) for each in _LEARNING)
+
+
 def completed(kind: Any) -> Any:
-    """Returns a class of the user's that has ``act`` alone together with the rest of ``Agent``."""
-    return type(kind.__name__, (kind, ActsAlone), {"__module__": kind.__module__})
+    """Returns a class of the user's, if it acts alone together with the rest of ``Agent``."""
+    return kind if not acts_alone(kind) else type(kind.__name__, (kind, ActsAlone), {"__module__": kind.__module__})

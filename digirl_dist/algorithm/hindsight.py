@@ -89,7 +89,7 @@ NO_HINDSIGHT = Hindsight((), 0)
 
 @dataclass(frozen=True)
 class Experience:
-    """What the imitating algorithms learn from alike: see ``settings.algorithms.ExperienceSettings``."""
+    """What all imitating algorithms have in common: see ``settings.algorithms.ExperienceSettings``."""
 
     hindsight: Hindsight = NO_HINDSIGHT
     erase_loops: bool = True

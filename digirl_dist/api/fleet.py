@@ -38,6 +38,7 @@ from digirl_dist.types import Closeable, Json
 if TYPE_CHECKING:
     from digirl_dist.api.policy import Policy
     from digirl_dist.assembly.collector import OpenFleet
+    from digirl_dist.emulator import EmulatorSpec
     from digirl_dist.settings import Settings
     from digirl_dist.settings.configuration import Source
     from digirl_dist.storage.checkpoint import Checkpoint, TensorInfo
@@ -148,6 +149,11 @@ class Fleet(Closeable):
     def folder(self) -> Path:
         """The run folder: ``save_path``, or one that goes with the fleet."""
         return self._folder
+
+    @property
+    def spec(self) -> EmulatorSpec:
+        """What an agent must know to fit the emulators: ``Policy(MyAgent, spec=fleet.spec)``."""
+        return self._device.spec
 
     @property
     def tasks(self) -> list[Task]:

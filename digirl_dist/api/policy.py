@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
 import numpy as np
 
 from digirl_dist.agent import ActionProbabilities, Agent, ExplainingAgent, contract
+from digirl_dist.agent.contract import completed
 from digirl_dist.api import arguments
 from digirl_dist.errors import AgentError, CheckpointError, StateError
+from digirl_dist.settings.extras import refuse_without_torch
 from digirl_dist.storage.checkpoint import Checkpoint, read_checkpoint
 from digirl_dist.trajectory import Decision, NoDecision, Observation
 from digirl_dist.types import Json
@@ -30,28 +33,34 @@ _OBSERVATION = "an Observation, as episode.steps[0].observation"
 
 
 class Policy:
-    """Acts on observations. ``Run(...).policy()`` returns a run's policy; ``Policy(MyAgent)`` has fresh weights.
+    """Acts on observations. ``Run(...).policy()`` returns a run's policy; ``Policy(MyAgent, spec=fleet.spec)`` has
+    fresh weights.
 
-    ``agent`` is a class or function without arguments that builds the agent. ``state`` holds the weights of its
-    ``state_dict``; without it, ``seed`` determines fresh ones. Raises CheckpointError if the weights do not fit,
-    SettingsError if the agent cannot be made.
+    ``agent`` is a class, or a function, that makes the agent from ``spec``, as ``agent.entry_point`` names it; without
+    ``spec``, one that takes no arguments. ``state`` holds the weights of its ``state_dict``; without it, ``seed``
+    determines fresh ones. Raises CheckpointError if the weights do not fit, SettingsError if the agent cannot be made.
     """
 
     def __init__(
         self,
-        agent: Callable[[], Agent],
+        agent: Callable[..., Agent],
         state: Mapping[str, torch.Tensor] | None = None,
         version: int = 0,
         seed: int = 0,
+        *,
+        spec: EmulatorSpec | None = None,
     ) -> None:
+        refuse_without_torch("a policy")
         import torch
 
         if not callable(agent):
             raise TypeError(f"agent must be a class or function that makes one, as Policy(MyAgent), not {agent!r:.80}")
         name = getattr(agent, "__name__", "MyAgent")
-        refuse_uncallable(f"{name} is made without arguments; give it some by Policy(lambda: {name}(…))", agent)
+        given = () if spec is None else (spec,)
+        remedy = f"Policy({name}, spec=fleet.spec) gives it the emulator's shapes, Policy(lambda: {name}(…)) anything"
+        refuse_uncallable(f"{name} cannot be made: {remedy}", agent, given)
         seed = arguments.whole("seed", seed, 0, _LARGEST_SEED)
-        self.factory = agent
+        self.factory: Callable[[], Agent] = partial(completed(agent), *given)
         self.version = arguments.whole("version", version, 0)
         """Number of updates that led to this policy."""
         self.settings: AgentSettings | None = None
@@ -60,7 +69,7 @@ class Policy:
         """What that checkpoint's manifest says of the agent."""
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)
-            self.agent = construct(agent, _MEMBERS)
+            self.agent = construct(completed(agent), Agent, _MEMBERS, *given)
         if state is not None:
             arguments.of_kind("state", state, Mapping, "a state_dict")
             try:
@@ -78,6 +87,7 @@ class Policy:
         model or server of its own, unless you ``trust`` whoever made it.
         """
         arguments.of_kind("checkpoint", checkpoint, Checkpoint, "a Checkpoint; a folder is for Policy.from_folder")
+        refuse_without_torch("a policy")
         from digirl_dist.assembly.policy import agent_settings_of
 
         settings, spec = agent_settings_of(checkpoint, trust)
@@ -131,7 +141,7 @@ def _refuse_other_shapes(settings: AgentPlugin, spec: EmulatorSpec, checkpoint: 
     import torch
 
     with torch.device("meta"):
-        state = construct(settings.build(spec), _MEMBERS).state_dict()
+        state = construct(settings.build(spec), Agent, _MEMBERS).state_dict()
     built = {name: tuple(tensor.shape) for name, tensor in state.items()}
     if built != {name: info.shape for name, info in checkpoint.tensors.items()}:
         raise CheckpointError(f"the tensors of {checkpoint.folder} are not those of the agent that its manifest names")

@@ -13,20 +13,24 @@ from digirl_dist.exit_status import interruptions_wait
 from digirl_dist.parallel.rank import launched_rank
 from digirl_dist.settings.keys import quoted, written
 from digirl_dist.settings.unread import refuse_others_overrides
+from digirl_dist.user_code.entry_point import derives_from
 
 if TYPE_CHECKING:
     from digirl_dist.settings import Settings
 
 CONFIG_PATH = "config/multimachine"
+_OWN = ("emulator", "agent", "algorithm")
+"""For these a class of the user's may stand."""
 
 
 def train(config: str = "host", /, *, config_path: str = CONFIG_PATH, resume: bool = False, **settings: Any) -> Run:
-    """Trains like ``python run.py --config-name CONFIG key=value …``, and returns the run.
+    """Trains like ``digirl-dist run --config-name CONFIG key=value …``, and returns the run.
 
     ``settings`` are the keys of the configuration. A group is a mapping whose ``name`` chooses the option:
-    ``train(dry_run=True, emulator={"name": "gymnasium", "id": "CartPole-v1"}, agent="generic")``. A class stands for
-    its import path: ``algorithm={"entry_point": MyAlgorithm}``. Calling it again continues the run in ``save_path``;
-    without one, as the command with ``--resume`` does, or without it.
+    ``train(dry_run=True, emulator={"name": "gymnasium", "id": "CartPole-v1"}, agent="generic")``. A class of yours is
+    an ``emulator``, ``agent`` or ``algorithm`` by itself, or with arguments:
+    ``algorithm={"entry_point": MyAlgorithm, "kwargs": {"learning_rate": 0.02}}``. Calling it again continues the run
+    in ``save_path``; without one, as the command with ``--resume`` does, or without it.
 
     Raises SettingsError before anything starts, and other DigirlDistErrors as in docs/dev/testing.md.
     """
@@ -65,6 +69,7 @@ def overrides(settings: Mapping[str, Any], group: str = "") -> Iterator[str]:
     """Yields settings in the grammar of the command line; an option's choice comes before its values."""
     for key, value in settings.items():
         name = f"{group}{key}"
+        value = _with_choice(name, value)
         if not isinstance(value, Mapping) or not value or not all(map(_is_simple, value)):
             yield f"{name}={written(value)}"
         elif "name" in value and not group:
@@ -72,6 +77,15 @@ def overrides(settings: Mapping[str, Any], group: str = "") -> Iterator[str]:
             yield from overrides({each: value[each] for each in value if each != "name"}, f"{name}.")
         else:
             yield from overrides(value, f"{name}.")
+
+
+def _with_choice(key: str, value: Any) -> Any:
+    """Returns the option that a class of the user's stands for, by itself or as an entry point; else the value."""
+    given = value if isinstance(value, Mapping) else {"entry_point": value}
+    if key not in _OWN or not isinstance(kind := given.get("entry_point"), type):
+        return value
+    chosen = {"name": "gymnasium" if derives_from(kind, "gymnasium") else "custom"}
+    return {**(chosen if key != "algorithm" else {}), **given}
 
 
 def _is_simple(key: Any) -> bool:

@@ -36,7 +36,7 @@ from digirl_dist.settings import (
     TrainMode,
 )
 from digirl_dist.settings.conversion import as_mapping
-from digirl_dist.settings.extras import extra_needed
+from digirl_dist.settings.extras import extra_needed, refuse_without_torch
 from digirl_dist.settings.nearest import nearest
 from digirl_dist.settings.paths import refuse_bad_paths
 from digirl_dist.settings.run import needs_emulators, only_measures
@@ -51,7 +51,7 @@ class Command(Enum):
     """For what the settings are meant."""
 
     run = "run"
-    """``run.py``, in one process or as one of the ranks of a torchrun."""
+    """``digirl-dist run``, in one process or as one of the ranks of a torchrun."""
     fleet = "fleet"
     """A ``Fleet``: its policies come from the program, and nothing is learned."""
     ranks = "ranks"
@@ -90,6 +90,7 @@ def refuse_before_start(settings: Settings, rank: Rank | None, command: Command 
 
     Every command that starts emulators calls this before it writes anything; ``doctor`` looks at each worker instead.
     """
+    refuse_without_torch("a run" if command is Command.run else "a fleet")
     refuse_unstartable(settings, rank, command)
     if settings.parallel is Parallel.host and needs_emulators(settings):
         collector_plugin(settings).reach(settings, command is Command.fleet or _is_new(settings))
@@ -253,14 +254,14 @@ def _refuse_on_ranks(settings: Settings) -> None:
     """What only a host can do."""
     success, mode = settings.success, settings.train_mode
     refusals = {
-        "train and no more: measure and collect with run.py, or by eval-jobs": only_measures(settings),
-        f"learn from the emulator's own verdicts; use run.py for success={success.value}": (
+        "train and no more: measure and collect with `digirl-dist run`, or by eval-jobs": only_measures(settings),
+        f"learn from the emulator's own verdicts; use `digirl-dist run` for success={success.value}": (
             success is not Success.environment
         ),
         "are started by torchrun themselves; leave trainer=torchrun out": isinstance(
             settings.trainer, TorchrunSettings
         ),
-        f"learn online alone; use run.py for {mode.value}": mode is not TrainMode.online,
+        f"learn online alone; use `digirl-dist run` for {mode.value}": mode is not TrainMode.online,
         "act by themselves; leave engine=openai out": isinstance(settings.engine, OpenAIEngineSettings),
         "need a number for bsize, the same for all": not isinstance(settings.bsize, int),
     }
@@ -269,7 +270,7 @@ def _refuse_on_ranks(settings: Settings) -> None:
     if unread := [name for name, is_set in _of_a_host(settings).items() if is_set]:
         raise SettingsError(
             f"ranks with emulators do not read {', '.join(unread)}: each steps its own emulators on random tasks, and "
-            "learns from every iteration at once; leave that out, or use run.py"
+            "learns from every iteration at once; leave that out, or use `digirl-dist run`"
         )
     size = algorithm_plugin(settings).episodes_per_start
     if size > 1 and int(settings.bsize) * size > settings.trainer.replay_size:

@@ -326,12 +326,19 @@ def _add_settings(parser: argparse.ArgumentParser) -> None:
 
 def _settings(options: argparse.Namespace) -> int:
     """Prints keys of the configuration, their defaults and their meaning: settings [WORD]."""
-    from digirl_dist.settings.reference import sections
+    from digirl_dist.settings.reference import Row, sections
 
-    for section in sections():
-        rows = [row for row in section.rows if options.word in row.anchor and (row.expert or not options.expert)]
+    def is_wanted(row: Row) -> bool:
+        return options.word in row.anchor and (row.expert or not options.expert)
+
+    found = {section.title: list(filter(is_wanted, section.rows)) for section in sections()}
+    if not any(found.values()):
+        from digirl_dist.settings.conversion import meant_key
+
+        raise SettingsError(f"no key has {options.word!r} in it; {meant_key(options.word, None)}")
+    for title, rows in found.items():
         if rows:
-            print(f"# {section.title}")
+            print(f"# {title}")
         for row in rows:
             print(f"{row.key}  ({row.kind}; {row.default.strip('`')})\n    {' '.join(row.meaning.split())}")
     return 0

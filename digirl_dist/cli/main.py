@@ -79,9 +79,21 @@ def _execute(words: Sequence[str]) -> int:
         case [name] if name in COMMANDS:
             _refuse_nowhere()
             _refuse_homeless()
-            chosen = COMMANDS[name]
-            return chosen.execute(_parsed(chosen.parser(name), words[1:]))
+            return _executed(name, words[1:])
     return _refuse(words[0])
+
+
+def _executed(name: str, words: Sequence[str]) -> int:
+    """Raises SettingsError, with the command that installs it, where PyTorch is missing and the command needs it."""
+    options = _parsed(COMMANDS[name].parser(name), words)
+    try:
+        return COMMANDS[name].execute(options)
+    except ModuleNotFoundError as error:
+        if error.name == "torch":
+            from digirl_dist.settings.extras import refuse_without_torch
+
+            refuse_without_torch(f"digirl-dist {name}")
+        raise
 
 
 def _parsed(parser: argparse.ArgumentParser, words: Sequence[str]) -> argparse.Namespace:

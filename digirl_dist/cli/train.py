@@ -338,8 +338,9 @@ def _serve(options: argparse.Namespace) -> int:
 def _server(options: argparse.Namespace, stack: ExitStack) -> tuple[Server, Path]:
     """Returns a server whose fleet has started, and the file with its token; ``stack`` takes both down."""
     from digirl_dist.settings.configuration import Source
-    from digirl_dist.settings.extras import extra_needed
+    from digirl_dist.settings.extras import extra_needed, refuse_without_torch
 
+    refuse_without_torch("digirl-dist serve")
     with extra_needed("digirl-dist serve", "Starlette and uvicorn", "serve"), interruptions_wait():
         from digirl_dist.api.fleet import Fleet
         from digirl_dist.api.policy import Policy

@@ -16,7 +16,7 @@ _KINDS = (
     *(ArithmeticError, AssertionError, AttributeError, ImportError, LookupError, NameError, NotImplementedError),
     *(TypeError, ValueError, pickle.PicklingError),
 )
-"""Errors of programs, which repeating does not repair; others may come from a machine, a server or a network."""
+"""Errors in code, which a retry does not repair; other errors may come from a machine, a server or a network."""
 _ENOUGH = 4
 _MOST = 100
 """Places that are told apart."""

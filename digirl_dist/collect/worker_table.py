@@ -239,7 +239,7 @@ class WorkerTable:
         return True
 
     def let_go(self) -> None:
-        """Removes workers that were to leave and hold nothing any more."""
+        """Removes leaving workers that hold no lease any more."""
         for name in [name for name, state in self.states.items() if state.leaving]:
             if not self._leases.holds(name):
                 self._fleet.remove(name)

@@ -18,6 +18,7 @@ from digirl_dist.fleet.install import Package, what_is_missing
 from digirl_dist.fleet.remote_python import RemotePython
 from digirl_dist.fleet.roster import WorkerConfig
 from digirl_dist.settings import Settings
+from digirl_dist.settings.extras import installation
 from digirl_dist.ssh.connect import connect
 from digirl_dist.ssh.connection import Connection
 
@@ -148,6 +149,6 @@ def _torch() -> Check:
         with interruptions_wait():
             import torch
     except ImportError as error:
-        return Check(HOST, "torch", False, f"cannot be imported: {error}", "pip install torch on the host")
+        return Check(HOST, "torch", False, f"cannot be imported: {error}", installation("train"))
     device = torch.cuda.get_device_name() if torch.cuda.is_available() else "no GPU"
     return Check(HOST, "torch", True, f"{torch.__version__}, {torch.get_num_threads()} threads, {device}")

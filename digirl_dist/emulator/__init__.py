@@ -27,6 +27,16 @@ class Emulator(Protocol):
         """Releases everything; a second call is harmless."""
 
 
+class OwnEmulator(Emulator, Protocol):
+    """What ``emulator=custom`` reads of your class itself, before it makes an emulator."""
+
+    spec: EmulatorSpec
+
+    @staticmethod
+    def tasks(task_set: str, split: str) -> Sequence[Task]:
+        """Returns the tasks of a set, ``default`` unless ``task_set`` names another; ``split`` is train or test."""
+
+
 EmulatorFactory = Callable[[], Emulator]
 
 

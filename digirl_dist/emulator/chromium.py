@@ -264,7 +264,7 @@ class _Browser:
             self._processes += self._processes[0].children(recursive=True)
 
     def end(self) -> None:
-        """Ask it to end, wait for that, so that it writes no more, and kill what does not come to it."""
+        """Asks the browser to end and waits, so that it writes nothing more; kills what has not ended in time."""
         self.note_descendants()
         with suppress(EmulatorError):
             self.devtools.session = None

@@ -42,6 +42,11 @@ _PROVIDERS: dict[str, tuple[str, tuple[str, ...]]] = {
     "pygame": ("pygame", ()),
 }
 """Modules that register environments or that these need: the package that provides each, and how its ids begin."""
+_METHODS = {
+    "reset": "reset(*, seed=None, options=None) -> (observation, info)",
+    "step": "step(action) -> (observation, reward, terminated, truncated, info)",
+}
+"""What every environment has, as it is written."""
 TouchTranslator = Callable[[DeviceAction, tuple[int, int]], Any]
 """A touch-screen action, and height and width of the screen in pixels, to the environment's own action."""
 
@@ -67,8 +72,7 @@ class GymnasiumEmulator:
         self._env = make()
         self._name = self._env.spec.id if self._env.spec else type(self._env.unwrapped).__name__
         self._success_reward = success_reward
-        for kind in ("observation_space", "action_space"):
-            _refuse_other_space(getattr(self._env, kind, None), kind, self._name)
+        _refuse_incomplete(self._env, self._name)
         self._senses = Senses(self._env.observation_space, observe, self._name)
         self._touch = touch
         self._actions = None if touch else NativeActions(self._env.action_space, self._name)
@@ -180,6 +184,8 @@ def _env_spec(id: str | None, entry_point: str | None, kwargs: Mapping[str, Any]
         )
     if entry_point is not None:
         creator = load_entry_point(entry_point, "emulator.entry_point")
+        if isinstance(getattr(creator, "spec", None), EmulatorSpec):
+            raise SettingsError(f"emulator.entry_point={entry_point} has an EmulatorSpec: choose emulator=custom")
         return EnvSpec(id=f"{entry_point}-v0", entry_point=creator, kwargs=dict(kwargs))
     registered = _registered(str(id))
     creator = registered.entry_point
@@ -232,12 +238,19 @@ def _import(module: str) -> None:
         raise SettingsError(f"{error}{_how_to_get(error.__cause__)}") from error
 
 
-def _refuse_other_space(space: object, kind: str, name: str) -> None:
-    """Raises SettingsError for what is no space, or one of the package gym that Gymnasium has replaced."""
-    if not isinstance(space, gymnasium.Space):
-        raise SettingsError(
-            f"{name}: its {kind} is {space!r:.100} ({type(space).__module__}), not a space of gymnasium"
-        )
+def _refuse_incomplete(env: gymnasium.Env[Any, Any], name: str) -> None:
+    """Raises SettingsError for an environment without methods or spaces of its own, naming all that it lacks.
+
+    A space of the package gym, which Gymnasium has replaced, is none.
+    """
+    kind = type(env.unwrapped)
+    lacks = [written for method, written in _METHODS.items() if getattr(kind, method) is getattr(gymnasium.Env, method)]
+    wrong = [f"lacks {' and '.join(lacks)}"] if lacks else []
+    for space in ("observation_space", "action_space"):
+        if not isinstance(found := getattr(env, space, None), gymnasium.Space):
+            wrong.append(f"its {space} is {found!r:.100} ({type(found).__module__}), not a space of gymnasium")
+    if wrong:
+        raise SettingsError(f"{name}: {'; '.join(wrong)}")
 
 
 def _in_one_line(error: BaseException) -> str:

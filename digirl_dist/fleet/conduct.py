@@ -103,7 +103,7 @@ class Conduct:
         self._asked_bytes -= self._asked.pop(number, 0)
 
     def refused(self) -> None:
-        """Notes a request that was answered without being decided: the pace of such is not the host's."""
+        """Notes a request that was refused at once: the worker, not the host, sets the pace of such requests."""
         self._tokens -= 1.0
 
     def forgot(self, episode_id: str) -> None:

@@ -57,7 +57,7 @@ class WorkerConnection(Protocol):
 
 
 class ConnectProgress(Protocol):
-    """Called with what is being done to reach a worker."""
+    """Called at each step on the way to a worker."""
 
     def __call__(self, doing: str, limit_s: float | None, is_installing: bool = False) -> None:
         """``limit_s``: in seconds; None: the worker waits in a queue of others.

@@ -205,12 +205,12 @@ def build_wheel() -> Wheel:
 
 
 def requirements(extras: Collection[str] = ()) -> tuple[str, ...]:
-    """Returns what the package and these extras depend on, as pip reads it."""
-    found = []
+    """Returns what a worker needs for the package and these extras, as pip reads it."""
+    wanted, found = {"train", *extras}, []
     for requirement in _distribution().requires or []:
         needed, _, marker = requirement.partition(";")
         extra = re.search(r"extra == ['\"]([\w-]+)", marker)
-        if extra is None or extra[1] in extras:
+        if extra is None or extra[1] in wanted:
             found.append(requirement if extra is None else needed.strip())
     return tuple(found)
 

@@ -127,7 +127,7 @@ class Ledger:
             self._changed.notify_all()
 
     def keep_once_there_is_room(self, what: Kept, size: int) -> None:
-        """Waits until so many more bytes may be kept, and notes them."""
+        """Waits until ``size`` more bytes may be kept, and counts them as kept."""
         with self._changed:
             self._changed.wait_for(lambda: self.has_room(what, size))
             self._kept[what] += size

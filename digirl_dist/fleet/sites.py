@@ -48,7 +48,7 @@ class Site:
     """The workers of one site that are connected, and what they get. ``now`` are monotonic seconds. Thread-safe."""
 
     def __init__(self, quarantine_s: float) -> None:
-        """``quarantine_s``: how long a worker takes no part in what it has failed in."""
+        """``quarantine_s``: for how long a worker that failed to serve or to fetch does not do so again."""
         self.link = LinkRate()
         """The way from the host to any of them."""
         self._quarantine_s = quarantine_s

@@ -222,7 +222,7 @@ class _Checkers:
 
 
 _checkers = cache(_Checkers)
-"""Those of all runs of this process."""
+"""The checkers that all runs of this process share."""
 
 
 def _give_memory_back() -> None:

@@ -24,7 +24,7 @@ from digirl_dist.user_code.entry_point import load_state
 class LocalPolicies:
     """Agents by policy version; each version acts in one batch. A new version reuses the memory of a retired one.
 
-    Implements ``rollout.Policies``. torch takes a second and 200 MB to import: only an agent that needs it does that.
+    Implements ``rollout.Policies``. Importing torch takes a second and 200 MB, so only agents that need it do.
     """
 
     waiting = "policy"

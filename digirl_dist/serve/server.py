@@ -172,7 +172,7 @@ ROUTES = (
 
 
 class Guard:
-    """Lets requests through that have the token and come from no web page, by a name of this machine."""
+    """Refuses requests without the token, from a web page, or to another host name than this machine's."""
 
     def __init__(self, app: ASGIApp, token: str, names: tuple[str, ...], entrance: door.Door) -> None:
         self._app = app

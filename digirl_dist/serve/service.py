@@ -66,7 +66,7 @@ class NewPolicy(msgspec.Struct, forbid_unknown_fields=True):
     """Who acts in all rollouts that begin from now on. Paths are those of the server's machine."""
 
     folder: Text | None = None
-    """A checkpoint's or an export's, with manifest.json and policy.safetensors."""
+    """The folder of a checkpoint or an export, with manifest.json and policy.safetensors."""
     weights: Text | None = None
     """A safetensors file with other weights for the agent that acts now, in place of a folder."""
     version: Whole | None = None

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, get_origin
 
 import msgspec
 import yaml
@@ -26,7 +26,7 @@ from digirl_dist.plain_text import HIDDEN, hide, secrets_of
 from digirl_dist.settings import Settings
 from digirl_dist.settings.conversion import as_mapping, converted, meant_key
 from digirl_dist.settings.digirl_files import is_digirl, translated
-from digirl_dist.settings.hints import instead_of
+from digirl_dist.settings.hints import bare, instead_of, own_class
 from digirl_dist.settings.key_places import options_of_groups
 from digirl_dist.settings.keys import is_below, key_of, quoted, types_of
 from digirl_dist.settings.nearest import nearest
@@ -195,15 +195,19 @@ def register_schemas() -> None:
 
 
 def _refuse_odd(overrides: Sequence[str]) -> None:
-    """What Hydra would understand otherwise than it was meant. All other keys are looked at once they are composed."""
+    """Raises SettingsError for overrides that Hydra would misread. Composed settings are checked elsewhere."""
     known, groups = list(Settings.__dataclass_fields__), options_of_groups()
     for override in overrides:
         key, _, value = override.lstrip("+~").partition("=")
-        if key in groups and value and not re.match(r"['\"]?[a-zA-Z_]", value):
+        if key in groups and "=" in override and not re.match(r"['\"]?[a-zA-Z_]", value):
             meant = instead_of(key, value) or nearest(value, sorted(groups[key]))
             raise SettingsError(f"{key}: there is no {value[:80]!r}; {meant}")
+        if key in ("algorithm", "train_algorithm") and (meant := own_class("algorithm", value.strip("'"))):
+            raise SettingsError(f"{shown(override)} chooses nothing: {meant}")
         if is_below(key, "hydra"):
             raise SettingsError(f"{key} is an option of Hydra's, which only reads the files here: leave it out")
+        if value.startswith("{") and (key == "worker_ips" or get_origin(types_of(Settings).get(key)) is list):
+            raise SettingsError(f"{key} must be a list, as {key}=[{value}]")
         if _SEVERAL.match(value):
             one = f"one run takes one of them: start one for each; a list is written {key}=[a,b]"
             raise SettingsError(f"{shown(override)} gives several values; {one}")
@@ -211,7 +215,7 @@ def _refuse_odd(overrides: Sequence[str]) -> None:
             stem = override.removesuffix(".yaml")
             named = stem != override or (own_folder() / f"{stem}.yaml").is_file()
             value = "true" if types_of(Settings).get(key) is bool else "…"
-            meant = f"--config-name {stem}" if named else f"{key}={value}" if key in known else ""
+            meant = f"--config-name {stem}" if named else f"{key}={value}" if key in known else bare(override)
             meant = f"; did you mean {meant}?" if meant else ""
             raise SettingsError(f"{override!r} is not of the form key=value{meant}")
         if override.startswith("-"):

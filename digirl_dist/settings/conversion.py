@@ -14,10 +14,11 @@ from digirl_dist.errors import SettingsError
 from digirl_dist.plain_text import without_secrets_in
 from digirl_dist.settings import Settings
 from digirl_dist.settings.digirl_keys import KEYS, became
-from digirl_dist.settings.hints import choice, instead_of, word_of_the_field
+from digirl_dist.settings.hints import as_question, choice, instead_of, word_of_the_field
 from digirl_dist.settings.key_places import Place, all_keys, class_of, group_of, options_of_groups, unknown_keys
 from digirl_dist.settings.keys import types_of
 from digirl_dist.settings.nearest import near, nearest
+from digirl_dist.settings.plugins import ALGORITHM
 from digirl_dist.settings.ranges import in_words, shown
 from digirl_dist.types import Json
 
@@ -75,10 +76,13 @@ def nearest_key(name: str, known: Sequence[str], group: str | None = None) -> st
 
 
 def meant_key(name: str, value: Json, algorithm: str = "") -> str:
-    """Says what an unknown key of the top level may mean: one of DigiRL's, of other tools, a choice, a near one."""
-    word = word_of_the_field(name, algorithm or Settings().train_algorithm)
-    if meant := word or (choice(value) if isinstance(value, str) else ""):
-        return f"did you mean {meant!r}?" if word else f"did you mean {meant}?"
+    """Suggests what an unknown top-level key may mean: a key of DigiRL's or another tool's, a choice, a near key."""
+    if name.partition(".")[0] in ALGORITHM.names():
+        return as_question(f"algorithm.{name}")
+    if word := word_of_the_field(name, algorithm or Settings().train_algorithm):
+        return as_question(word)
+    if meant := choice(value) if isinstance(value, str) else "":
+        return f"did you mean {meant}?"
     return digirl_key(name) or nearest_key(name, list(types_of(Settings)))
 
 
@@ -109,7 +113,7 @@ def _value(key: str, hint: Any, given: Json) -> Any:
 
 
 def _as_texts(given: Json) -> Json:
-    """Returns numbers, in a list too, as the texts that they may stand for."""
+    """Returns a number, or the numbers of a list, as text: YAML reads an unquoted 12 as a number."""
     if isinstance(given, list):
         return [_as_texts(each) for each in given]
     return str(given) if isinstance(given, int | float) and not isinstance(given, bool) else given
@@ -136,7 +140,12 @@ def _instead(kind: type, content: Mapping[str, Json], place: Place) -> str:
     if readers:
         how = f"add {group}={readers[0]}, or `- override {group}: {readers[0]}` to the defaults of a file"
         return f" with {group}={content['name']}: {group}={' or '.join(readers)} has it; {how}"
-    return f"; {nearest_key(name, list(types_of(kind)), group) if path else meant_key(name, content[name])}"
+    if not path:
+        return f"; {meant_key(name, content[name])}"
+    algorithm = next((each for each in path if each in ALGORITHM.names()), Settings().train_algorithm)
+    word, close = word_of_the_field(name, algorithm), near(name, list(types_of(kind)))
+    meant = close if close and not word.startswith(f"{path[0]}.") else as_question(word)
+    return f"; {meant or nearest_key(name, list(types_of(kind)), group)}"
 
 
 def _chosen(group: str, given: Json) -> str:

@@ -45,7 +45,9 @@ _FIELD: dict[str, tuple[str, ...]] = {
         *("num_steps", "max_iterations", "timesteps", "updates", "num_updates", "num_epochs", "rounds"),
     ),
     "trainer.device": ("device", "gpu", "cuda", "accelerator"),
-    "trainer.nproc_per_node": ("gpus", "num_gpus", "n_gpus", "world_size", "nproc", "ranks", "num_processes"),
+    "trainer.nproc_per_node": (
+        *("gpus", "num_gpus", "n_gpus", "world_size", "nproc", "ranks", "num_processes", "devices"),
+    ),
     "worker_ips": ("workers", "hosts", "machines", "nodes", "ips", "worker", "host", "hostfile", "worker_hosts"),
     "worker_username": ("user", "username", "ssh_user", "login"),
     "worker_python": ("python", "python_path"),
@@ -55,6 +57,23 @@ _FIELD: dict[str, tuple[str, ...]] = {
     "{actor}.clip_norm": ("max_grad_norm", "grad_clip", "clip_grad", "gradient_clip"),
 }
 """Keys, each with what the field calls them."""
+_VALUES: dict[str, tuple[str, ...]] = {
+    "engine=openai": ("vllm", "sglang", "tgi", "ollama"),
+    "inference=host": ("gpu", "server", "remote", "central"),
+    "parallel=host": ("multi", "multimachine", "cluster", "ssh"),
+    "parallel=single": ("local", "inline"),
+    "success=judge": ("llm", "vlm", "model"),
+    "task_mode=evaluate": ("eval", "test", "measure"),
+    "task_split=test": ("validation", "val", "dev"),
+    "train_mode=offline": ("sft", "bc", "imitation"),
+    "trainer=torchrun": ("ddp", "multi_gpu", "nccl", "accelerate"),
+    "trainer=torchrun trainer.shard=true": ("fsdp", "fsdp2", "deepspeed", "zero3"),
+    "worker_ips=slurm:4": ("slurm",),
+}
+"""Choices, each with what the field calls them."""
+_FLAGS = {"--host": "--address", "--bind": "--address", "--workers": "--fleet", "--machines": "--fleet"}
+"""Flags, each with what it is called here where there is one."""
+_ADDRESS = re.compile(r"(\w+@)?[\w-]+(\.[\w-]+)+(:\d+)?|\w+@[\w-]+")
 _OF_HYDRA = (
     "m",
     "multirun",
@@ -70,6 +89,10 @@ _OF_HYDRA = (
     "shell_completion",
 )
 _CLASS = re.compile(r"[\w./-]+(\.py)?:\w+|[\w./-]+\.py")
+_SERVED = re.compile(r"(gpt|o[1-9]|claude|gemini|llama|qwen|mistral|deepseek)[\w.-]*$", re.IGNORECASE)
+"""Families of models that are served, by name."""
+_SHORT = 3
+"""A flag of so few letters resembles every key."""
 _ENVIRONMENT = re.compile(r"(\w+/)?[\w-]+-v\d+")
 
 
@@ -82,23 +105,41 @@ def word_of_the_field(name: str, algorithm: str) -> str:
     return key.format(actor=f"algorithm.{algorithm}{actor}")
 
 
+def as_question(key: str) -> str:
+    """Asks for a key; empty for none."""
+    return f"did you mean {key!r}?" if key else ""
+
+
 def choice(value: Json, unless: str = "") -> str:
-    """Returns ``key=value`` for a value that is the name of a choice, of another key than ``unless``; or is empty."""
+    """Returns ``key=value`` for a value that is the name of a choice, of another key than ``unless``, or that other
+    tools have for one; empty for others."""
+    if unless == "success" and _CLASS.fullmatch(value):
+        return f"success=predicate predicate={as_entry_point(value)}"
+    word = value.lower().replace("-", "_")
     found = (f"{key}={value}" for key, names in _choices() if key != unless and value in names)
-    return next(found, "")
+    return next(found, "") or next((chosen for chosen, words in _VALUES.items() if word in words), "")
 
 
 def instead_of(group: str, value: str) -> str:
     """Returns what may be meant by an option that a group does not have: a class, an environment, a model."""
-    own = "custom" in options_of_groups()[group]
-    if own and _CLASS.fullmatch(value):
-        return f"a class of yours is {group}=custom {group}.entry_point={as_entry_point(value)}"
+    if meant := own_class(group, value):
+        return meant
     if group == "emulator" and _ENVIRONMENT.fullmatch(value):
         return f"an environment of Gymnasium is emulator=gymnasium emulator.id={value}"
+    if group == "agent" and _SERVED.match(value):
+        return f"a chat model behind a server is agent=endpoint agent.model={value}"
     if group == "agent" and "/" in value:
         return f"a model of the Hugging Face hub is agent=vlm agent.model={value}"
     other = choice(value, unless=group)
     return f"did you mean {other}?" if other else ""
+
+
+def own_class(group: str, value: str) -> str:
+    """Says how a class of the user's is given, if the value names one and the group may have one; else empty."""
+    if not _CLASS.fullmatch(value) or (group != "algorithm" and "custom" not in options_of_groups()[group]):
+        return ""
+    chosen = "" if group == "algorithm" else f"{group}=custom "
+    return f"a class of yours is {chosen}{group}.entry_point={as_entry_point(value)}"
 
 
 def flag(word: str, following: str, options: Sequence[str]) -> str:
@@ -107,11 +148,32 @@ def flag(word: str, following: str, options: Sequence[str]) -> str:
     name, known = name.replace("-", "_"), types_of(Settings)
     if name in _OF_HYDRA:
         return "it is one of Hydra's, which only reads the files here; start one run for each value"
-    if option := closest(word.partition("=")[0], options):
+    plain, positive = word.partition("=")[0], name.removeprefix("no_")
+    option = _FLAGS.get(plain, "")
+    if option := option if option in options else closest(plain, options):
         return f"did you mean {option}?"
-    key = name if name in known else word_of_the_field(name, Settings().train_algorithm) or closest(name, list(known))
+    if known.get(positive) is bool and positive != name:
+        return f"settings are written key=value; did you mean {positive}=false?"
+    key = name if name in known else word_of_the_field(name, Settings().train_algorithm) or _near_key(name)
     value = (value if sign else following) or ("true" if known.get(key) is bool else "…")
     return f"settings are written key=value; did you mean {key}={value}?" if key else "settings are written key=value"
+
+
+def bare(word: str) -> str:
+    """Says what may be meant by a word without a key: a choice, a machine, a folder; empty if nothing is known."""
+    key, colon, value = word.partition(":")
+    if colon and key in types_of(Settings):
+        return f"{key}={value or '…'}"
+    key = word_of_the_field(word, Settings().train_algorithm)
+    if found := choice(word) or (f"{key}=…" if key else ""):
+        return found
+    if _ADDRESS.fullmatch(word):
+        return f"worker_ips=[{word}]"
+    return f"save_path={word}" if "/" in word else ""
+
+
+def _near_key(name: str) -> str:
+    return closest(name, list(types_of(Settings))) if len(name) > _SHORT else ""
 
 
 def as_entry_point(text: str) -> str:

@@ -99,8 +99,8 @@ def refuse_unread(settings: Any) -> None:
 
 
 def refuse_others_overrides(overrides: Sequence[str], ranks: bool) -> None:
-    """Raises SettingsError for an override of a key that only the other command reads: ``run.py``, or that of ranks."""
-    others, command = (_OF_A_HOST, "run.py") if ranks else (_OF_RANKS, "python -m digirl_dist.train")
+    """Raises SettingsError for an override of a key that only the other command reads: that of a host, or of ranks."""
+    others, command = (_OF_A_HOST, "digirl-dist run") if ranks else (_OF_RANKS, "python -m digirl_dist.train")
     for given in map(key_of, overrides):
         if any(is_below(given, other) for other in others):
             raise SettingsError(f"{given} is read by {command} alone: leave it out")

@@ -7,6 +7,7 @@ from enum import Enum
 
 from digirl_dist.errors import SettingsError
 from digirl_dist.settings.expert import expert
+from digirl_dist.settings.extras import CPU_INDEX
 from digirl_dist.settings.ranges import Amount, Count, Pause, Positive, Processes, Seconds, Share, Silence
 
 
@@ -119,7 +120,7 @@ class InstallSettings:
 
     pip_args: list[str] = field(default_factory=list)
     """Further arguments of ``pip install`` on the workers, such as an index with CPU builds of torch."""
-    cpu_index: str | None = expert("https://download.pytorch.org/whl/cpu")
+    cpu_index: str | None = expert(CPU_INDEX)
     """Index of PyTorch's CPU builds; workers install torch only from it. null: from the other indexes. An index in
     ``pip_args`` replaces it."""
     reuse_packages: bool = expert(False)

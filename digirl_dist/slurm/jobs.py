@@ -133,7 +133,7 @@ class Jobs:
         self._lock = threading.Lock()
         self._known: dict[str, JobState] = {}
         self._missed: set[str] = set()
-        """Jobs of ours that the last answer of ``squeue`` did not have."""
+        """Jobs of ours that were missing from the last answer of ``squeue``."""
         self._looked_at = -math.inf
         self._failure = ""
         """Why the last look failed; empty if it did not."""

@@ -84,7 +84,7 @@ def explain(log: str, address: Address, target: Target, settings: SshSettings, n
 def unfinished(log: str, address: Address, target: Target, limit_s: float, agent_path: str) -> WorkerError:
     """Returns the error for an ``ssh`` that is not logged in after ``limit_s``: what it waits for, if that is known.
 
-    ``agent_path`` is the socket of the agent that it asks; empty: of none.
+    ``agent_path`` is the socket of the SSH agent that it asks; empty: it asks none.
     """
     host, port, _ = _hop(log, target)
     at, within = host_and_port(host, port), f"within {limit_s:g} s"

@@ -138,7 +138,7 @@ class Checkpoint:
                 raise CheckpointError(f"{self.folder / 'policy.safetensors'} differs from its manifest; {_REMEDY}")
 
     def _weights(self) -> Path:
-        """Returns the path of the weights, whose header was looked at. Raises CheckpointError."""
+        """Returns the path of the weights after reading their header. Raises CheckpointError."""
         for file, _, _ in self.parts().values():
             file.close()
         return self.folder / "policy.safetensors"

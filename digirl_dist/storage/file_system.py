@@ -1,4 +1,4 @@
-"""What file systems lack or refuse, in words: locks, files, space, owners of their own.
+"""Explains what a file system lacks or refuses: locks, files, space, different owners of files.
 
 Imports the standard library only: this file runs on workers before the package is installed there.
 """

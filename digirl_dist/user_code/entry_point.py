@@ -1,10 +1,11 @@
-"""Finds the object named ``my_file:MyThing`` in a module that is installed or lies beside run.py."""
+"""Finds the object named ``my_file:MyThing`` in a module that is installed or lies in the working directory."""
 
 from __future__ import annotations
 
 import importlib
 import inspect
 import os
+import re
 import sys
 from collections.abc import Mapping, Sequence
 from types import ModuleType
@@ -58,13 +59,35 @@ def parameters_of(found: Any) -> Sequence[str]:
         return []
 
 
-def construct(kind: Any, needed: Sequence[str], /, *arguments: Any, **named: Any) -> Any:
-    """Returns what a class of the user's makes. Raises SettingsError with its line that raised, or what it lacks."""
+def lacking(found: Any, protocol: type, needed: Sequence[str]) -> str:
+    """Returns the members of a protocol that a class or an object lacks, as they are written; empty for none."""
+    return " and ".join(_as_written(protocol, name) for name in needed if not hasattr(found, name))
+
+
+def _as_written(protocol: type, name: str) -> str:
+    """Returns ``step(action: Json) -> Transition`` for a method, ``spec: EmulatorSpec`` for an attribute."""
+    member = inspect.getattr_static(protocol, name, None)
+    if isinstance(member, property):
+        return f"{name}: {inspect.get_annotations(member.fget)['return']}"  # type: ignore[arg-type]
+    if member is None:
+        return f"{name}: {inspect.get_annotations(protocol)[name]}"
+    signature = str(inspect.signature(getattr(protocol, name)))
+    return name + re.sub(r"'|self, |self(?=\))", "", signature)
+
+
+def derives_from(kind: Any, package: str) -> bool:
+    """Returns whether a class has a class of a package among its bases; imports nothing."""
+    return any(base.__module__.partition(".")[0] == package for base in getattr(kind, "__mro__", ()))
+
+
+def construct(kind: Any, protocol: type, needed: Sequence[str], /, *arguments: Any, **named: Any) -> Any:
+    """Returns what a class of the user's makes. Raises SettingsError with its line that raised, or what it lacks of
+    the protocol."""
     name = getattr(kind, "__name__", str(kind))
     with blaming(name, SettingsError):
         made = kind(*arguments, **named)
-    if lacking := [each for each in needed if not hasattr(made, each)]:
-        raise SettingsError(f"{name} makes a {type(made).__name__}, which has no {' and no '.join(lacking)}")
+    if lacks := lacking(made, protocol, needed):
+        raise SettingsError(f"{name} makes a {type(made).__name__}, which lacks {lacks}")
     return made
 
 

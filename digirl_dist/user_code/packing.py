@@ -1,6 +1,6 @@
 """Packs the host's classes and settings for workers with cloudpickle, in one direction only: from host to worker.
 
-Modules that are not installed (the user's own files beside ``run.py``) are packed by value, so that nobody copies
+Modules that are not installed (the user's own files) are packed by value, so that nobody copies
 source code to machines manually. What their functions import when they run travels as source (``neighbours``). The
 host never unpickles anything but its own files.
 """

@@ -13,6 +13,7 @@ from dataclasses import asdict
 from pathlib import Path
 
 from digirl_dist.errors import RunFolderError
+from digirl_dist.settings.extras import refuse_without_torch
 from digirl_dist.types import Json
 
 _STRANGERS_BYTES = 256 << 20
@@ -70,6 +71,7 @@ def _end_with_the_server() -> None:
 
 
 def _explain(folder: Path, key: str, version: int | None, trust: bool) -> dict[str, Json]:
+    refuse_without_torch("an explanation")
     from digirl_dist.api.run import Run
     from digirl_dist.storage.safe_torch_load import limited_memory
 

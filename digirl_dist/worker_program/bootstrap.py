@@ -152,7 +152,7 @@ class Installation:
         return {}
 
     def _is_whole(self, was: dict[str, Any]) -> bool:
-        """Whether nobody has cleaned up since; what was added is no matter."""
+        """Whether all that was installed is still there; further files do not matter."""
         with suppress(OSError):
             return self._python.exists() and self._files() >= was.get("files", 0)
         return False

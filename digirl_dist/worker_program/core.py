@@ -103,7 +103,7 @@ class Rim(Protocol):
         """Returns the slots' seconds by activity since the last call."""
 
     def load(self, policy: LoadPolicy) -> bool:
-        """Loads the policy from its blobs; returns False if one was altered, which is then deleted."""
+        """Loads the policy from its blobs. If a blob was altered, deletes that blob and returns False."""
 
     def share(self, version: int, other: int) -> None:
         """Acts with the tensors of version ``other`` in ``version`` too."""

@@ -3,7 +3,7 @@
 ``python -m digirl_dist.worker_program.program --folder DIR --orphan-s 60`` is started by ``attach`` and ends by itself
 when no host has been heard of for that long, after it has finished the episodes under way.
 
-What to do is decided by ``ProgramCore``; this is its rim of slots, policies, files, the link and the clock.
+``ProgramCore`` decides what to do. This module gives it the slots, policies, files, the link and the clock.
 """
 
 from __future__ import annotations

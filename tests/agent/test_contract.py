@@ -118,7 +118,7 @@ def broken_agent(spec: EmulatorSpec) -> Any:
 @pytest.mark.parametrize(
     ("name", "told"),
     {
-        "no_agent": "^no_agent makes a Faulty, which has no train and no parameters",
+        "no_agent": r"^no_agent makes a Faulty, which lacks train\(mode: bool = True\) -> Any and parameters\(\)",
         "broken_agent": r"^broken_agent: OSError: no weights \(at .*test_contract.py:\d+ in broken_agent\)$",
     }.items(),
 )

@@ -24,8 +24,9 @@ from digirl_dist.settings import configuration
 pytestmark = [pytest.mark.system, pytest.mark.long_file(40)]
 
 ROOT = Path(__file__).resolve().parents[2]
-REINFORCE, ONE_STEP = re.findall(
-    r"^```python\n(.*?)^```", (ROOT / "docs/algorithms.md").read_text(), re.MULTILINE | re.DOTALL
+REINFORCE, ONE_STEP = (
+    re.findall(rf"^```python\n# {name}.py\n(.*?)^```", (ROOT / "docs/own.md").read_text(), re.MULTILINE | re.DOTALL)[0]
+    for name in ("reinforce", "mine")
 )
 CART = ["parallel=single", "emulator=gymnasium", "emulator.id=CartPole-v1", "bsize=2", "rollout_size=4"]
 OWN_ALGORITHM = ["algorithm.entry_point=reinforce:Reinforce", "algorithm.kwargs.learning_rate=0.02"]

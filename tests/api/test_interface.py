@@ -13,6 +13,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import gymnasium
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -297,7 +298,7 @@ MISUSES: dict[str, Callable[[Run], object]] = {
     "workers are a list of machines": lambda run: Fleet({"host": "a"}),  # type: ignore[arg-type]
     "save_path must be the path": lambda run: Fleet.inline(save_path=3),
     "agent must be a class or function": lambda run: Policy(3),  # type: ignore[arg-type]
-    "which has no act and no train": lambda run: Policy(int),  # type: ignore[arg-type]
+    "which lacks act(observations: Sequence[Observation], ": lambda run: Policy(int),  # type: ignore[arg-type]
     "state must be a state_dict": lambda run: Policy(lambda: Coin(Counter.spec), 3),  # type: ignore[arg-type]
     "holds no policy -> name": lambda run: Policy.from_folder(run.folder),
     "checkpoint must be a Checkpoint": lambda run: Policy.load(3),  # type: ignore[arg-type]
@@ -430,9 +431,34 @@ WRONG: list[tuple[dict[str, Any], str]] = [
 
 
 def test_an_agent_that_needs_arguments_is_refused_with_the_way_to_give_them() -> None:
-    said = r"Coin is made without arguments; give it some by Policy\(lambda: Coin\(…\)\): missing .* argument: 'spec'"
+    said = r"Coin cannot be made: Policy\(Coin, spec=fleet.spec\) gives it .*: missing .* argument: 'spec'"
     with pytest.raises(SettingsError, match=said):
-        Policy(Coin)  # type: ignore[arg-type]
+        Policy(Coin)
+
+
+def test_an_agent_is_made_from_the_shapes_of_the_fleet_as_a_run_makes_it() -> None:
+    with Fleet.inline(emulator=Counter) as fleet:
+        assert fleet.spec == Counter.spec
+        assert Policy(Coin, spec=fleet.spec).act(Observation(vector=np.zeros(2, np.float32)), seed=1).action in (0, 1)
+        assert Policy(OnlyActs, spec=fleet.spec).act(Observation()).action == 1
+
+
+class OnlyActs:
+    def __init__(self, spec: EmulatorSpec) -> None:
+        self.spec = spec
+
+    def act(self, observations: Any, rngs: Any) -> list[Decision]:
+        return [Decision(1, 0.0) for _ in observations]
+
+
+def test_a_class_stands_for_itself_with_and_without_arguments() -> None:
+    class Env(gymnasium.Env[Any, Any]):
+        pass
+
+    said = list(overrides({"emulator": Env, "agent": Coin, "algorithm": {"entry_point": Counter, "kwargs": {"x": 1}}}))
+    assert said[0] == "emulator=gymnasium" and said[1].endswith(".Env'") and said[2] == "agent=custom"
+    assert said[4:] == [f"algorithm.entry_point='{Counter.__module__}:Counter'", "algorithm.kwargs.x=1"]
+    assert next(overrides({"emulator": {"entry_point": Counter, "kwargs": {"length": 2}}})) == "emulator=custom"
 
 
 class Stubborn(Coin):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import json
 import os
 import re
 import signal
@@ -197,6 +198,70 @@ def test_no_command_imports_torch_to_explain_itself_or_to_refuse_a_run_that_is_n
     )
     done = subprocess.run([sys.executable, "-c", program], env=environment(), stdin=subprocess.DEVNULL, timeout=120)
     assert done.returncode == 0
+
+
+WITHOUT_TORCH = """
+import json, sys
+class Missing:
+    def find_spec(self, name, path=None, target=None):
+        if name.partition(".")[0] == "torch":
+            raise ModuleNotFoundError("No module named 'torch'", name="torch")
+sys.meta_path.insert(0, Missing())
+from digirl_dist.cli.main import main
+statuses = []
+for words in json.loads(sys.argv[1]):
+    print("##", *words, file=sys.stderr, flush=True)
+    statuses.append(main(words))
+print(json.dumps(statuses))
+"""
+LIGHT = [
+    ["init"],
+    ["settings", "ssh"],
+    ["plan", "emulator=rehearsal", "--fleet", "2"],
+    ["report", "runs/small"],
+    ["view", "--bundle", "small.html", "runs/small"],
+    ["export", "runs/small", "rows", "--to", "datasets"],
+    ["export", "runs/small", "policy", "--to", "policy"],
+]
+ACTING = [
+    ["run", "dry_run=true"],
+    ["demo"],
+    ["eval", "runs/small", "dry_run=true"],
+    ["eval-jobs", "--eval_jobs_config", "jobs.json"],
+    ["doctor", "--tasks", "dry_run=true"],
+    ["serve", "dry_run=true", "agent=device"],
+]
+
+
+def without_torch(folder: Path, commands: list[list[str]]) -> tuple[list[int], dict[str, str]]:
+    """Returns the status of each command in an environment without PyTorch, and what it said on stderr."""
+    words = [sys.executable, "-c", WITHOUT_TORCH, json.dumps(commands)]
+    done = subprocess.run(words, cwd=folder, env=environment(), capture_output=True, text=True, timeout=170)
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout.splitlines()[-1]), dict(part.split("\n", 1) for part in done.stderr.split("## ")[1:])
+
+
+@pytest.mark.component
+def test_a_light_installation_looks_at_runs_and_prepares_machines(tmp_path: Path) -> None:
+    make_run(tmp_path / "runs/small")
+    statuses, said = without_torch(tmp_path, LIGHT)
+    assert statuses == [0] * len(LIGHT), said
+    [status], _ = without_torch(tmp_path, [["doctor", "dry_run=true"]])
+    assert status == 1, "a run would not start"
+
+
+@pytest.mark.component
+def test_a_command_that_needs_torch_says_how_this_machine_gets_it_and_writes_nothing(tmp_path: Path) -> None:
+    make_run(tmp_path / "runs/small")
+    (tmp_path / "jobs.json").write_text('{"jobs": [{"name": "phone", "num_episodes": 2}]}')
+    before = sorted(tmp_path.rglob("*"))
+    statuses, said = without_torch(tmp_path, ACTING)
+    assert statuses == [2] * len(ACTING), said
+    for command, text in said.items():
+        [error] = [line for line in text.splitlines() if line.startswith("error: ")]
+        assert "needs PyTorch: pip install 'digirl_dist[train]'" in error, command
+        assert Path("/dev/nvidiactl").exists() or "--extra-index-url" in error
+    assert sorted(tmp_path.rglob("*")) == before
 
 
 @pytest.mark.parametrize(("own", "used"), [(None, "PASSIVE"), ("ACTIVE", "ACTIVE")])

@@ -163,6 +163,84 @@ HABITS = {
     "eval runs/x --config-name host": "leave out --config-path and --config-name",
 }
 """What people type out of habit -> the remedy that they are told."""
+MORE_HABITS = {
+    # a class, an environment, a model or a word of other tools in place of a name
+    "run emulator=CartPole-v1": "emulator=gymnasium emulator.id=CartPole-v1",
+    "run emulator=gymnasium.CartPole": "did you mean 'gymnasium'?",
+    "run emulator=cartpole": "there are android, androidworld, custom, gymnasium,",
+    "run agent=gpt-4o": "a chat model behind a server is agent=endpoint agent.model=gpt-4o",
+    "run agent=openai": "did you mean engine=openai?",
+    "run train_algorithm=PPO": "did you mean 'ppo'?",
+    "run train_algorithm=reinforce": "there are digirl, filtered_bc, grpo, grpo_replay, ppo",
+    "run train_algorithm=mine:Mine": "a class of yours is algorithm.entry_point=mine:Mine",
+    "run algorithm=mine.py": "a class of yours is algorithm.entry_point=mine:Mine",
+    "run engine=vllm": "did you mean engine=openai?",
+    "run inference=vllm": "did you mean engine=openai?",
+    "run inference=gpu": "did you mean inference=host?",
+    "run trainer=ddp": "did you mean trainer=torchrun?",
+    "run trainer=fsdp": "did you mean trainer=torchrun trainer.shard=true?",
+    "run collector=slurm": "did you mean worker_ips=slurm:4?",
+    "run parallel=cluster": "did you mean parallel=host?",
+    "run success=llm": "did you mean success=judge?",
+    "run success=my_file:done": "did you mean success=predicate predicate=my_file:done?",
+    "run task_split=validation": "did you mean task_split=test?",
+    "run task_mode=eval": "did you mean task_mode=evaluate?",
+    "run train_mode=sft": "did you mean train_mode=offline?",
+    # a key of another place
+    "run algorithm.lr=1e-3": "did you mean 'algorithm.filtered_bc.actor.learning_rate'?",
+    "run train_algorithm=ppo algorithm.ppo.lr=1e-3": "did you mean 'algorithm.ppo.learning_rate'?",
+    "run ppo.learning_rate=1e-3": "did you mean 'algorithm.ppo.learning_rate'?",
+    "run grpo.group_size=4": "did you mean 'algorithm.grpo.group_size'?",
+    "run agent.lr=1e-4": "did you mean 'algorithm.filtered_bc.actor.learning_rate'?",
+    "run agent.temperature=0.5": "agent=autoui or vlm has it; add agent=autoui",
+    "run actor.learning_rate=1": "actor.learning_rate'",
+    "run emulator=gymnasium emulator.env_id=CartPole-v1": "did you mean 'emulator.id'?",
+    "run trainer.devices=2": "did you mean 'trainer.nproc_per_node'?",
+    "run trainer.gpus=2": "did you mean 'trainer.nproc_per_node'?",
+    "run ssh.user=ann": "did you mean 'worker_username'?",
+    "run evaluation.num_episodes=5": "did you mean 'episodes'?",
+    "run emulator=custom emulator.class=my:Env": "emulator.entry_point must be given: emulator.entry_point=",
+    # values of another kind
+    "run bsize=max": "bsize must be a whole number from 1 to 4,096, or auto, not 'max'",
+    "run rollout_size=1.5": "rollout_size must be a whole number from 1 to 1,000,000",
+    "run train_iterations=-1": "train_iterations must be a whole number from 0",
+    "run evaluation=5": "evaluation must be given by its keys, as evaluation.every=",
+    "run worker_ips={host:10.0.0.2}": "worker_ips must be a list, as worker_ips=[{host:10.0.0.2}]",
+    "run worker_ips=[{ip:10.0.0.2}]": "must be a host name or a mapping with `host`",
+    "run worker_ips=[{host:10.0.0.2,bs:4}]": "there is no key 'bs'; there are host, name, port,",
+    "run worker_ips=[10.0.0.2,10.0.0.2]": "names '10.0.0.2' twice; give one of them another `name`",
+    "run worker_ips=[http://10.0.0.2]": "write host, user@host, host:port,",
+    "run worker_ips=slurm": "start it by sbatch or salloc, or write slurm:4 for four jobs",
+    "run dry_run=true loggers=[tensorbord]": "did you mean 'tensorboard'?",
+    "run media=always": "media must be none, failures, all or top-3",
+    "run dry_run=true train_mode=offline": "train_mode=offline needs offline.data=[FOLDER]",
+    "run max_steps=inf": "or null, not inf",
+    # words without a key
+    "run 10.0.0.2": "did you mean worker_ips=[10.0.0.2]?",
+    "doctor ann@gpu1": "did you mean worker_ips=[ann@gpu1]?",
+    "demo runs/x": "did you mean save_path=runs/x?",
+    "run ppo": "did you mean train_algorithm=ppo?",
+    "run lr": "did you mean algorithm.filtered_bc.actor.learning_rate=…?",
+    "run agent:device": "did you mean agent=device?",
+    "run agent=": "there are autoui, custom, device,",
+    "run agent = device": "did you mean agent=…?",
+    # flags
+    "run --no-dry-run": "did you mean dry_run=false?",
+    "run --agent device": "did you mean agent=device?",
+    "run --config host": "could match --config-path, --config-name",
+    "serve --host 0.0.0.0": "did you mean --address?",
+    "plan --workers 8": "did you mean --fleet?",
+    "eval runs/x --episodes 100": "did you mean rollout_size=100?",
+    "setup --all": "settings are written key=value (`digirl-dist setup --help` shows all)",
+    "init --force": "`digirl-dist init --help` shows what there is",
+    # commands
+    "demoo": "did you mean 'demo'?",
+    "version": "did you mean '--version'?",
+    "settings lr": "did you mean 'algorithm.filtered_bc.actor.learning_rate'?",
+    "settings learningrate": "actor.learning_rate'",
+    "log runs/x --to wand": "choose from 'mlflow', 'tensorboard', 'trackio', 'wandb'",
+}
+"""Those of a second look, by the same classes."""
 PROGRAM = """
 import contextlib, io, json, sys
 from digirl_dist.cli.main import main
@@ -212,6 +290,12 @@ def hints(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, Any]]
     return dict(zip(HABITS, answered(tmp_path_factory.mktemp("empty"), list(map(shlex.split, HABITS))), strict=True))
 
 
+@pytest.fixture(scope="module")
+def more_hints(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, Any]]:
+    found = answered(tmp_path_factory.mktemp("empty"), list(map(shlex.split, MORE_HABITS)))
+    return dict(zip(MORE_HABITS, found, strict=True))
+
+
 @pytest.mark.parametrize("said", MISTAKES)
 def test_a_mistake_is_told_in_one_line_and_nothing_is_written(said: str, answers: dict[str, dict[str, Any]]) -> None:
     refused(answers[said], said)
@@ -222,6 +306,11 @@ def test_what_people_type_out_of_habit_is_answered_with_what_to_type(
     typed: str, hints: dict[str, dict[str, Any]]
 ) -> None:
     refused(hints[typed], HABITS[typed])
+
+
+@pytest.mark.parametrize("typed", MORE_HABITS)
+def test_so_it_is_with_others_of_the_same_kinds(typed: str, more_hints: dict[str, dict[str, Any]]) -> None:
+    refused(more_hints[typed], MORE_HABITS[typed])
 
 
 def test_a_path_below_a_run_and_the_name_of_a_run_are_understood(

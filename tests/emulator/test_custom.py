@@ -5,10 +5,12 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
+import gymnasium
 import pytest
 from user_classes import Counter
 
 from digirl_dist.emulator.plugins.custom import CustomEmulatorSettings
+from digirl_dist.emulator.plugins.gymnasium import GymnasiumSettings
 from digirl_dist.errors import SettingsError
 
 
@@ -42,8 +44,30 @@ def test_a_class_without_a_method_is_refused() -> None:
     class Half:
         spec, tasks, reset = Counter.spec, Counter.tasks, Counter.reset
 
-    with pytest.raises(SettingsError, match="Half lacks step and close, which"):
+    said = r"Half: lacks step\(action: Json\) -> Transition and close\(\) -> None, which an emulator's class must have$"
+    with pytest.raises(SettingsError, match=said):
         custom(Half).build()
+
+
+def test_all_that_is_wrong_with_a_class_is_said_at_once() -> None:
+    class Wrong:
+        spec = "two actions"
+        reset = Counter.reset
+
+    said = r"lacks tasks\(task_set: str, split: str\) -> Sequence\[Task\] and step.* and close.*; its spec is 'two"
+    with pytest.raises(SettingsError, match=said):
+        custom(Wrong).build()
+
+
+def test_an_environment_of_gymnasium_is_told_from_a_device() -> None:
+    class Env(gymnasium.Env[Any, Any]):
+        pass
+
+    with pytest.raises(SettingsError, match="Env is an environment of Gymnasium: choose emulator=gymnasium"):
+        custom(Env).build()
+    globals()["Env"] = Counter
+    with pytest.raises(SettingsError, match="Env has an EmulatorSpec: choose emulator=custom"):
+        GymnasiumSettings(entry_point=f"{__name__}:Env").build()
 
 
 def test_a_spec_that_promises_labels_needs_the_method() -> None:

@@ -469,6 +469,15 @@ def test_what_is_no_space_is_named_with_its_environment(kind: str, space: object
         gymnasium_spec(lambda: GymnasiumEmulator(lambda: env))
 
 
+def test_all_that_an_environment_lacks_is_said_at_once() -> None:
+    class Empty(gymnasium.Env[Any, Any]):
+        observation_space = spaces.Discrete(2)
+
+    said = r"Empty: lacks reset\(\*, seed=None, .* and step\(action\) -> .*; its action_space is None"
+    with pytest.raises(SettingsError, match=said):
+        gymnasium_spec(lambda: GymnasiumEmulator(Empty))
+
+
 class Unclosable(Recorder):
     def close(self) -> None:
         raise ValueError("it is stuck")

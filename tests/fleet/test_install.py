@@ -91,7 +91,7 @@ def test_the_host_versions_are_public_versions_of_direct_dependencies() -> None:
 
 @pytest.mark.unit
 def test_requirements_are_those_of_the_package_and_of_the_wanted_extras() -> None:
-    assert any(line.startswith("torch") for line in requirements())
+    assert any(line.startswith("torch") for line in requirements()), "workers act, so they have the extra train"
     extra = set(requirements({"miniwob"})) - set(requirements())
     assert sorted(line.split(">")[0] for line in extra) == ["miniwob"]
 

@@ -109,7 +109,7 @@ def test_what_only_ranks_read_is_refused_by_a_host_and_the_other_way_round(capsy
     with pytest.raises(SettingsError, match=said):
         train(dry_run=True, distributed={"steps": 5})
     assert train_on_ranks(["rollout_size=8"]) == 2
-    assert "rollout_size is read by run.py alone: leave it out" in capsys.readouterr().err
+    assert "rollout_size is read by digirl-dist run alone: leave it out" in capsys.readouterr().err
 
 
 def test_every_rule_is_about_keys_that_there_are() -> None:

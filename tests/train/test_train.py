@@ -218,17 +218,17 @@ def test_b10_launches_that_cannot_work_are_refused_with_the_fix(capsys: pytest.C
     assert main(["--distributed"]) == 2
     assert "torchrun --nproc_per_node=N" in capsys.readouterr().err
     for word, said in (
-        ("train_mode=offline", "use run.py for offline"),
-        ("success=judge", "the emulator's own verdicts; use run.py for success=judge"),
-        ("task_mode=evaluate", "measure and collect with run.py"),
-        ("parallel=worker", "measure and collect with run.py"),
+        ("train_mode=offline", "use `digirl-dist run` for offline"),
+        ("success=judge", "the emulator's own verdicts; use `digirl-dist run` for success=judge"),
+        ("task_mode=evaluate", "measure and collect with `digirl-dist run`"),
+        ("parallel=worker", "measure and collect with `digirl-dist run`"),
         ("trainer=torchrun", "are started by torchrun themselves"),
         ("train_algorithm=grpo trainer.replay_size=31", "no group would ever be complete"),
-        ("worker_ips=[10.0.0.2]", "worker_ips is read by run.py alone"),
-        ("dry_run=true", "dry_run is read by run.py alone"),
-        ("inference=host", "inference is read by run.py alone"),
-        ("ahead=1", "ahead is read by run.py alone"),
-        ("task_order=sequential", "task_order is read by run.py alone"),
+        ("worker_ips=[10.0.0.2]", "worker_ips is read by digirl-dist run alone"),
+        ("dry_run=true", "dry_run is read by digirl-dist run alone"),
+        ("inference=host", "inference is read by digirl-dist run alone"),
+        ("ahead=1", "ahead is read by digirl-dist run alone"),
+        ("task_order=sequential", "task_order is read by digirl-dist run alone"),
     ):
         assert main(word.split()) == 2
         assert said in capsys.readouterr().err

@@ -6,7 +6,8 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from digirl_dist.agent.contract import MEMBERS, completed
+from digirl_dist.agent import Agent
+from digirl_dist.agent.contract import MEMBERS, acts_alone, completed
 from digirl_dist.agent.plugins import AgentPlugin
 from digirl_dist.settings.expert import MISSING
 from digirl_dist.user_code.entry_point import construct, load_callable, load_entry_point
@@ -14,8 +15,6 @@ from digirl_dist.user_code.entry_point import construct, load_callable, load_ent
 if TYPE_CHECKING:
     from digirl_dist.agent import AgentFactory
     from digirl_dist.emulator import EmulatorSpec
-
-_LEARNING = "log_prob", "parameters", "state_dict"
 
 
 @dataclass
@@ -31,14 +30,10 @@ class CustomAgentSettings(AgentPlugin):
 
     def build(self, spec: EmulatorSpec) -> AgentFactory:
         kind: Any = load_callable(self.entry_point, "agent.entry_point", [spec], self.kwargs)
-        return partial(construct, kind if _learns(kind) else completed(kind), MEMBERS, spec, **self.kwargs)
+        return partial(construct, completed(kind), Agent, MEMBERS, spec, **self.kwargs)
 
     @property
     def learns(self) -> bool:
         """A class that has ``act`` and nothing to learn with is a policy without weights."""
         without = not self.entry_point  # ``Fleet`` has an object
-        return without or _learns(load_entry_point(self.entry_point, "agent.entry_point"))
-
-
-def _learns(kind: Any) -> bool:
-    return not isinstance(kind, type) or not hasattr(kind, "act") or any(hasattr(kind, each) for each in _LEARNING)
+        return without or not acts_alone(load_entry_point(self.entry_point, "agent.entry_point"))

@@ -105,7 +105,9 @@ class OwnAlgorithm(AlgorithmPlugin):
         if "experience" in parameters_of(load_entry_point(self.entry_point, _KEY)):
             named["experience"] = experience_of(context)
         kind = load_callable(self.entry_point, _KEY, [None], {"peers": None, **named})
-        return lambda agent, peers: construct(kind, _METHODS, agent, peers=peers, **named)
+        from digirl_dist.algorithm import Algorithm
+
+        return lambda agent, peers: construct(kind, Algorithm, _METHODS, agent, peers=peers, **named)
 
 
 class NoTraining:

@@ -178,7 +178,7 @@ _LONGEST = 500
 
 
 def typing_commands(text: str) -> list[str]:
-    """What types ``text`` with the device's own means. Raises ActionError for what these cannot type."""
+    """Returns the commands that type ``text`` without a keyboard app. Raises ActionError for other than ASCII."""
     strange = sorted({char for char in text if not (" " <= char <= "~" or char in _TYPED_KEYS)})
     if strange:
         shown = "".join(strange[:5])

@@ -8,13 +8,15 @@ from functools import partial
 from typing import Any
 
 from digirl_dist.capacity import TYPICAL
-from digirl_dist.emulator import EmulatorSpec
+from digirl_dist.emulator import EmulatorSpec, OwnEmulator
 from digirl_dist.emulator.plugins import Device, EmulatorPlugin
 from digirl_dist.errors import SettingsError
 from digirl_dist.settings.expert import MISSING
 from digirl_dist.tasks import Task
 from digirl_dist.user_code.blame import blaming
-from digirl_dist.user_code.entry_point import load_callable, load_entry_point
+from digirl_dist.user_code.entry_point import derives_from, lacking, load_callable, load_entry_point
+
+_MEMBERS = ("spec", "tasks", "reset", "step", "close")
 
 
 @dataclass
@@ -32,12 +34,16 @@ class CustomEmulatorSettings(EmulatorPlugin):
     def build(self) -> Device:
         named = f"emulator.entry_point={self.entry_point}"
         kind: Any = load_callable(self.entry_point, "emulator.entry_point", [], self.kwargs)
-        if missing := [name for name in ("spec", "tasks", "reset", "step", "close") if not hasattr(kind, name)]:
-            raise SettingsError(f"{named} lacks {' and '.join(missing)}, which an emulator's class must have")
-        if not isinstance(kind.spec, EmulatorSpec):
-            raise SettingsError(f"{named}: its spec is {kind.spec!r:.100} and no EmulatorSpec")
-        if kind.spec.labels and not hasattr(kind, "labels"):
-            raise SettingsError(f"{named}: its spec has labels=True, and it lacks labels()")
+        if derives_from(kind, "gymnasium"):
+            raise SettingsError(f"{named} is an environment of Gymnasium: choose emulator=gymnasium")
+        lacks = lacking(kind, OwnEmulator, _MEMBERS)
+        wrong = [f"lacks {lacks}, which an emulator's class must have"] if lacks else []
+        if not isinstance(spec := getattr(kind, "spec", None), EmulatorSpec):
+            wrong += [f"its spec is {spec!r:.100} and no EmulatorSpec"] if spec is not None else []
+        elif spec.labels and not hasattr(kind, "labels"):
+            wrong.append("its spec has labels=True, and it lacks labels() -> Sequence[Label]")
+        if wrong:
+            raise SettingsError(f"{named}: {'; '.join(wrong)}")
         return Device(partial(kind, **self.kwargs), kind.spec, needs=getattr(kind, "needs", TYPICAL))
 
     def tasks(self, task_set: str, split: str) -> Sequence[Task]:

@@ -1,19 +1,20 @@
 // What happened in a run, and to whom: the newest first, of one worker or slot or of all, with the log of it.
 
-import { clock, copyable, el, renew, shellWord, show, when } from "./dom.js";
+import { clock, copyable, el, renew, seconds, shellWord, short, show, table, when } from "./dom.js";
 import { go, link } from "./route.js";
 import * as source from "./source.js";
 
 const SHOWN = 400;
 const BAD = /lost|fail|refused|suspected|away|full|aside|faults|damaged|retried|left_out/;
 const QUIET = ["pushed", "run_started"]; // of these a short list shows none
+const MEASURED = table({ seconds: (value) => `in ${seconds(value)}`, bytes: (value) => `${short(value / 1e6)} MB` });
 const NOT_SAID = ["time", "event", "worker", "slot", "reason", "remedy"];
 
 const isBad = (event) => BAD.test(event.event) || (event.event === "slot" && event.state !== "open" && Boolean(event.reason));
 
 function words(event) {
   const rest = Object.entries(event).filter(([key, value]) => !NOT_SAID.includes(key) && value !== "" && value !== null && value !== undefined);
-  const told = rest.map(([key, value]) => `${key} ${typeof value === "object" ? JSON.stringify(value) : value}`).join(", ");
+  const told = rest.map(([key, value]) => (typeof value === "number" && MEASURED[key]?.(value)) || `${key.replaceAll("_", " ")} ${typeof value === "object" ? JSON.stringify(value) : value}`).join(", ");
   return [event.reason, event.remedy && `→ ${event.remedy}`, told].filter(Boolean).join(event.reason ? " · " : ", ");
 }
 
@@ -33,7 +34,7 @@ function grouped(events, most) {
 function row({ event, count }, run) {
   const who = event.worker === undefined ? "" : el("a", { href: link("events", { run, worker: event.worker, slot: event.slot }) }, `${event.worker}${event.slot === undefined ? "" : ` / ${event.slot}`}`);
   const kind = el("span", { class: isBad(event) ? "kind is-bad" : "kind" }, `${String(event.event).replaceAll("_", " ")}${count > 1 ? ` (${count} times)` : ""}`);
-  return el("tr", {}, el("td", { class: "when", title: when(event.time) }, clock(event.time)), el("td", {}, kind), el("td", {}, who), el("td", { class: "said" }, words(event)));
+  return el("tr", {}, el("td", { class: "when", title: when(event.time) }, clock(event.time)), el("td", {}, kind), el("td", { class: "who" }, who), el("td", { class: "said" }, words(event)));
 }
 
 function events_table(rows, run) {
