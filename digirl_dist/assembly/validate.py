@@ -194,7 +194,8 @@ def _refuse_modes(settings: Settings) -> None:
 
 def _refuse_unread_labels(settings: Settings) -> None:
     if getattr(settings.emulator, "labels", False) and not getattr(settings.agent, "labels", False):
-        how = "needs agent.labels=true" if settings.agent.name == "device" else "is for agent=device"
+        reads = hasattr(settings.agent, "labels")
+        how = "needs agent.labels=true" if reads else "is for agent=device, vlm and endpoint"
         raise SettingsError(f"emulator.labels=true {how}: nothing else reads the names of what is on the screen")
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
-from digirl_dist.agent import prompts
+from digirl_dist.agent import answers, prompts
 from digirl_dist.agent.device.encoder import hashed_words
 from digirl_dist.judge import model
 from digirl_dist.plain_text import one_line, without_secrets_in
@@ -42,7 +42,7 @@ class Texts(Target):
         for read in _READERS:
             read(text)
         self._repeats.is_new("slot", {"worker": "w1", "reason": text})
-        prompts.read(text)
+        answers.action_of(text)
 
 
 _READERS: Sequence[Callable[[str], Any]] = (

@@ -24,7 +24,8 @@ from digirl_dist.agent.vlm.agent import VlmAgent
 from digirl_dist.chat import image_part
 from digirl_dist.chat.client import Sampled
 from digirl_dist.chat.lora_server import LoraServer
-from digirl_dist.errors import ChatRefused, SettingsError, TrajectoryError
+from digirl_dist.emulator.touch_actions import TOKENS
+from digirl_dist.errors import ChatRefused, SettingsError
 from digirl_dist.trajectory import Decision, Observation
 from digirl_dist.types import Json
 
@@ -92,7 +93,7 @@ class ServedVlm:
         """Returns one decision by the weights of that name."""
         sampled = self._sample(adapter, observation, rng)
         answer = Answer(sampled.tokens, sampled.log_probs)
-        return answer.decision(self._wording.action(answer))
+        return answer.decision(self._wording.action(answer, observation))
 
     def check(self, agent: VlmAgent) -> Exactness:
         """Compares log-probabilities with those of ``agent``, which is fresh, and gets weights that matter here.
@@ -119,7 +120,7 @@ class ServedVlm:
 
     def _apart(self, agent: VlmAgent, screens: list[Observation], answers: list[Sampled]) -> list[float]:
         """By how much the log-probability of each answer is off the agent's."""
-        actions: list[Json] = [self._wording.action(Answer(each.tokens, [])) for each in answers]
+        actions: list[Json] = [{TOKENS: answer.tokens} for answer in answers]
         with torch.no_grad():
             computed = agent.log_prob(screens, actions).double().cpu().tolist()
         return [abs(sum(answer.log_probs) - own) for answer, own in zip(answers, computed, strict=True)]
@@ -138,9 +139,7 @@ class ServedVlm:
 
     def _sample(self, adapter: str, seen: Observation, rng: np.random.Generator) -> Sampled:
         """Raises ChatRefused for an answer that this model cannot have written so."""
-        if seen.image is None:
-            raise TrajectoryError("an observation has no screenshot, which this agent needs")
-        chat = self._wording.chat(seen.text, image_part(seen.image))
+        chat = self._wording.chat(seen, image_part)
         request = {**self._request, "seed": int(rng.integers(2**31))}
         try:
             sampled = self._server.sample(adapter, chat, request)
