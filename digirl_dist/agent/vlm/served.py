@@ -95,15 +95,24 @@ class ServedVlm:
         answer = Answer(sampled.tokens, sampled.log_probs)
         return answer.decision(self._wording.action(answer, observation))
 
+    def sleep(self) -> None:
+        """Makes the server release memory of its GPU until ``wake``."""
+        self._server.sleep()
+
+    def wake(self) -> None:
+        """Makes it ready to answer again."""
+        self._server.wake()
+
     def check(self, agent: VlmAgent) -> Exactness:
-        """Compares log-probabilities with those of ``agent``, which is fresh, and gets weights that matter here.
+        """Compares log-probabilities with those of ``agent``, which is fresh, and has weights that matter meanwhile.
 
         Fresh low-rank weights change nothing, so a server that ignored them could not be told.
         """
         randomness = torch.Generator().manual_seed(0)
+        fresh = {name: tensor.clone() for name, tensor in agent.state_dict().items()}
         state = {
             name: tensor if "lora_A" in name else _PROBE_SCALE * torch.randn(tensor.shape, generator=randomness)
-            for name, tensor in agent.state_dict().items()
+            for name, tensor in fresh.items()
         }
         adapter = self.load("probe", state)
         try:
@@ -114,6 +123,7 @@ class ServedVlm:
         without = self._apart(agent, screens, answers)
         agent.load_state_dict(state)
         with_them = self._apart(agent, screens, answers)
+        agent.load_state_dict(fresh)
         tokens = sum(len(answer.tokens) for answer in answers)
         prompts = _prompts(agent, screens[0], answers[0])
         return Exactness(len(answers), tokens, sum(with_them) / tokens, max(with_them), sum(without) / tokens, prompts)
