@@ -5,7 +5,7 @@ from __future__ import annotations
 from array import array
 from collections.abc import Mapping, Sequence
 from ctypes import c_float
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -21,12 +21,15 @@ class Observation:
     """The agent's observation at one step.
 
     ``text`` is the instruction (or any text). ``image`` is a screenshot as PNG or JPEG bytes, encoded once on the
-    worker and stored unchanged. ``vector`` is a float32 array of shape [n]. Unused parts stay empty.
+    worker and stored unchanged. ``vector`` is a float32 array of shape [n]. Unused parts stay empty. ``earlier`` has
+    the screenshots before this one, oldest first, for agents that are shown them; files have each once, and
+    ``seen_at`` puts them together again.
     """
 
     text: str = ""
     image: bytes | None = None
     vector: np.ndarray | None = None
+    earlier: Sequence[bytes] = ()
 
     def __repr__(self) -> str:
         """Sizes in place of pictures, which would fill the terminal."""
@@ -104,6 +107,18 @@ class Step:
     @property
     def ended(self) -> bool:
         return self.terminated or self.truncated
+
+
+MOST_EARLIER = 8
+
+
+def seen_at(steps: Sequence[Step], place: int) -> Observation:
+    """Returns the observation of a step with the screenshots before it, ``MOST_EARLIER`` at most."""
+    seen = steps[place].observation
+    if seen.image is None:
+        return seen
+    before = (step.observation.image for step in steps[max(0, place - MOST_EARLIER) : place])
+    return replace(seen, earlier=tuple(image for image in before if image is not None))
 
 
 def float32(number: float) -> float:

@@ -1,8 +1,9 @@
 """An inference server with a tiny model, as a process: ``python tests/engine_server.py FOLDER [--sglang] [--raw] …``.
 
 It answers as vLLM 0.32 documents it: chat completions with token ids and log-probabilities, LoRA weights that are
-loaded from a folder, ``/v1/models``. With ``--sglang`` the forms are SGLang 0.5.23's. Parameters that a request leaves
-out come from defaults that would change the distribution, as servers take them from ``generation_config.json``.
+loaded from a folder, ``/v1/models``, sleep and wake. With ``--sglang`` the forms are SGLang 0.5.23's. Parameters that a
+request leaves out come from defaults that would change the distribution, as servers take them from
+``generation_config.json``.
 """
 
 from __future__ import annotations
@@ -114,6 +115,7 @@ class Handler(BaseHTTPRequestHandler):
     options: argparse.Namespace
     lock = threading.Lock()
     asked = 0
+    sleeps = False
 
     def do_GET(self) -> None:
         cards = [{"id": BASE, "parent": None}, *({"id": name, "parent": BASE} for name in self.model.adapters)]
@@ -136,10 +138,27 @@ class Handler(BaseHTTPRequestHandler):
                 self._load(body["lora_name"], body["lora_path"])
             elif self.path == f"{root}/unload_lora_adapter":
                 self._unload(body["lora_name"])
+            elif self.path in self._naps():
+                self._nap(self._naps().index(self.path) == 0)
+            elif Handler.sleeps:
+                self._send(500, {"error": {"message": "it sleeps"}})
             elif self.path == "/v1/chat/completions":
                 self._complete(body)
             else:
                 self._send(404, {"detail": "Not Found"})
+
+    def _naps(self) -> list[str]:
+        """The routes by which it falls asleep and wakes up."""
+        of_sglang = ["/release_memory_occupation", "/resume_memory_occupation"]
+        return of_sglang if self.options.sglang else ["/sleep?level=1", "/wake_up"]
+
+    def _nap(self, begins: bool) -> None:
+        """Without its option, vLLM has no such route, and SGLang no such memory."""
+        if self.options.can_sleep:
+            Handler.sleeps = begins
+            self._send(200, "")
+        else:
+            self._fail(404, "Not Found")
 
     def _load(self, name: str, path: str) -> None:
         if name in self.model.adapters:
@@ -248,6 +267,7 @@ def start(words: Sequence[str]) -> None:
     parser.add_argument("--sglang", action="store_true")
     parser.add_argument("--raw", action="store_true", help="log-probabilities before the temperature, vLLM's default")
     parser.add_argument("--lora-scale", type=float, default=1.0, help="0 ignores the adapters")
+    parser.add_argument("--can-sleep", action="store_true", help="--enable-sleep-mode, or --enable-memory-saver")
     parser.add_argument("--dies-after", type=float, default=math.inf, help="answers")
     Handler.options = parser.parse_args(words)
     Handler.model = Model(Handler.options.folder, Handler.options.raw, Handler.options.lora_scale)

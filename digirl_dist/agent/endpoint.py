@@ -6,15 +6,15 @@ import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, wait
-from typing import Any
 
 import numpy as np
 
+from digirl_dist.agent.answers import Coordinates, action_of
 from digirl_dist.agent.contract import ActsAlone
-from digirl_dist.agent.prompts import conversation, read_or_wait
+from digirl_dist.agent.prompts import conversation, latest, shown
 from digirl_dist.chat import Messages, image_part
 from digirl_dist.chat.client import Answered, ChatServer, Outage, Sampled, key_of
-from digirl_dist.emulator.touch_actions import SAID
+from digirl_dist.emulator.episode_limits import size
 from digirl_dist.errors import AgentError, ChatAway, ChatRefused, DigirlDistError, TrajectoryError
 from digirl_dist.plain_text import in_short
 from digirl_dist.settings import ChatSettings
@@ -42,20 +42,24 @@ class EndpointAgent(ActsAlone):
         seeded: bool,
         messages: Callable[[Observation], Messages] | None = None,
         read: Callable[[str], Json] | None = None,
+        coordinates: Coordinates = Coordinates.shares,
+        earlier: int = 0,
         tokens: bool = False,
         called: Mapping[str, str] | None = None,
     ) -> None:
         """``system`` replaces the general rules; ``seeded``: each request has a seed that follows from its ticket.
 
         ``messages`` makes the chat of an observation and ``read`` the action of an answer, in place of those for
-        screens. ``tokens``: ask for token ids; a server that refuses that is asked without. ``called``: see
-        ``ChatServer``.
+        screens, of which ``earlier`` before the present one are shown. ``tokens``: ask for token ids; a server that
+        refuses that is asked without. ``called``: see ``ChatServer``.
         """
         self._settings = settings
         self._messages = messages or self._about_screen
         self._system = system
         self._seeded = seeded
-        self._read = read or _device_action
+        self._read = read
+        self._coordinates = coordinates
+        self._earlier = earlier
         self._asks_tokens: bool | None = None if tokens else False
         """None: whether the server knows what that is has yet to be seen."""
         self._called = called
@@ -87,7 +91,7 @@ class EndpointAgent(ActsAlone):
         seed: dict[str, Json] = {"seed": int(rng.integers(2**31))} if self._seeded else {}
         answer = self._answer(chat, away, seed)
         try:
-            action = self._read(answer.text)
+            action = self._read(answer.text) if self._read else self._device_action(answer.text, seen)
         except Exception as error:  # not blamed on a line of code: the model may have written anything
             why = f"{type(error).__name__}: {in_short(error, _SHOWN)}"
             raise AgentError(f"Endpoint.read cannot read {answer.text[:_SHOWN]!r}: {why}") from error
@@ -123,7 +127,15 @@ class EndpointAgent(ActsAlone):
     def _about_screen(self, seen: Observation) -> Messages:
         if seen.image is None:
             raise TrajectoryError("an observation has no screenshot, which this agent needs")
-        return conversation(seen.text, image_part(seen.image), self._system)
+        earlier = [image_part(image) for image in latest(seen.earlier, self._earlier)]
+        of_screen = self._coordinates, self._size(seen), earlier
+        return conversation(seen.text, image_part(seen.image), self._system, *of_screen)
+
+    def _device_action(self, said: str, seen: Observation) -> Json:
+        return action_of(said, self._coordinates, shown(seen.text, self._size(seen)))
+
+    def _size(self, seen: Observation) -> tuple[int, int] | None:
+        return size(seen.image) if seen.image and self._coordinates is Coordinates.pixels else None
 
     def _begin(self, seen: Observation, rng: np.random.Generator) -> Future[Decision]:
         """In a thread that ends with the process: a server may take its time over the limit."""
@@ -145,11 +157,6 @@ class EndpointAgent(ActsAlone):
             return answer.result()
         except self.costs_an_episode as error:
             return NoDecision(str(error))
-
-
-def _device_action(said: str) -> Json:
-    action: dict[str, Any] = {**read_or_wait(said).to_json(), SAID: said}
-    return action
 
 
 def _quietly(_: Outage) -> None:

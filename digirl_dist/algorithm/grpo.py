@@ -99,6 +99,7 @@ class Grpo(OptimizerIsTheState):
         )
         learned_from(everything, fit.learned)
         table += beside
+        figures |= _mismatch(rows, batch.old, max((one.ticket.iteration for one in fresh), default=0), self._peers)
         figures |= {"actor_loss": fit.loss, "skipped_steps": float(fit.skipped), **moved.figures(self._peers)}
         return Learned({**figures, **self._counts(fresh, groups, table)}, table)
 
@@ -201,6 +202,23 @@ def acted(rows: Sequence[Row], old: torch.Tensor, mask: torch.Tensor) -> torch.T
         else:
             line[own] += (step.log_prob - line.sum()) / count
     return found
+
+
+def _mismatch(rows: Sequence[Row], old: torch.Tensor, now: int, peers: Peers) -> dict[str, float]:
+    """Returns by how much log-probabilities of the policy that acted are off those that are computed here.
+
+    That is the mean absolute difference of tokens, in nats, where that policy has the present weights: of no others is
+    it an error. Without such rows, nothing is returned.
+    """
+    own = {"off": 0.0, "tokens": 0.0}
+    for row, computed in zip(rows, old, strict=True):
+        step, acting = row.episode.steps[row.place], row.episode.ticket.policy_version
+        told = torch.tensor(step.token_log_probs or [step.log_prob], dtype=old.dtype)
+        off = (told - (computed[: len(told)] if step.token_log_probs else computed.sum())).abs()
+        if now == (acting if step.policy_version is None else step.policy_version) and off.isfinite().all():
+            own = {"off": own["off"] + float(off.sum()), "tokens": own["tokens"] + len(told)}
+    found = totals(own, peers)
+    return {"mismatch": found["off"] / found["tokens"]} if found["tokens"] else {}
 
 
 def _compared(fresh: Sequence[Trajectory], groups: Sequence[Sequence[Trajectory]], divide: bool) -> list[Row]:

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from digirl_dist.trajectory import Observation, Trajectory
+from digirl_dist.trajectory import Observation, Trajectory, seen_at
 from digirl_dist.types import Json
 
 KEPT = "kept_steps"
@@ -49,7 +49,7 @@ class Row:
 
     @property
     def observation(self) -> Observation:
-        return self.episode.steps[self.place].observation
+        return seen_at(self.episode.steps, self.place)
 
     @property
     def action(self) -> Json:

@@ -10,7 +10,7 @@ from digirl_dist.agent import ActionProbabilities
 from digirl_dist.errors import DigirlDistError
 from digirl_dist.storage import update_table
 from digirl_dist.storage.checkpoint import Checkpoints
-from digirl_dist.trajectory import Trajectory
+from digirl_dist.trajectory import Trajectory, seen_at
 from digirl_dist.types import Json
 
 if TYPE_CHECKING:
@@ -72,7 +72,8 @@ def _log_probs(policy: Policy, episode: Trajectory) -> list[float]:
     import torch
 
     with torch.no_grad():
-        found = policy.agent.log_prob([step.observation for step in episode.steps], [s.action for s in episode.steps])
+        seen = [seen_at(episode.steps, place) for place in range(len(episode.steps))]
+        found = policy.agent.log_prob(seen, [step.action for step in episode.steps])
         values: list[float] = found.tolist()
     return values
 

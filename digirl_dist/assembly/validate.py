@@ -105,7 +105,8 @@ def refuse_unstartable(settings: Settings, rank: Rank | None = None, command: Co
     if isinstance(settings.engine, OpenAIEngineSettings) and needs_emulators(settings):
         from digirl_dist.chat.lora_server import reach
 
-        reach(settings.engine)
+        for server in settings.engine.servers:
+            reach(server)
     if command is not Command.fleet and isinstance(agent_plugin(settings), CustomAgentSettings):
         agent_plugin(settings).build(device.spec)
     if settings.algorithm.entry_point is not None:
@@ -195,7 +196,8 @@ def _refuse_modes(settings: Settings) -> None:
 
 def _refuse_unread_labels(settings: Settings) -> None:
     if getattr(settings.emulator, "labels", False) and not getattr(settings.agent, "labels", False):
-        how = "needs agent.labels=true" if settings.agent.name == "device" else "is for agent=device"
+        reads = hasattr(settings.agent, "labels")
+        how = "needs agent.labels=true" if reads else "is for agent=device, vlm and endpoint"
         raise SettingsError(f"emulator.labels=true {how}: nothing else reads the names of what is on the screen")
 
 
@@ -217,6 +219,8 @@ def _refuse_engine(settings: Settings) -> None:
             f"engine.answer_s={engine.answer_s:g} and engine.outage_s={engine.outage_s:g} together must be below "
             f"limits.stuck_s={settings.limits.stuck_s:g}, after which workers give a request up"
         )
+    if engine.sleep and settings.ahead:
+        raise SettingsError("engine.sleep=true: with ahead, the servers act while the host learns; set ahead=0")
     with extra_needed("engine=openai", "httpx", "endpoint"):
         from digirl_dist.chat.client import key_of
     key_of(engine.chat, "engine")

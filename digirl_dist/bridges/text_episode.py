@@ -7,8 +7,9 @@ import zlib
 from collections.abc import Mapping
 from typing import Any
 
-from digirl_dist.agent.prompts import read_or_wait
+from digirl_dist.agent.answers import action_of
 from digirl_dist.bridges.conversation import Conversation
+from digirl_dist.emulator.touch_actions import DeviceAction
 from digirl_dist.errors import EmulatorError
 from digirl_dist.types import Json
 
@@ -41,9 +42,10 @@ class TextEpisode:
 
         Raises EmulatorError.
         """
-        if self.is_over:
-            return {"text": "The episode is over."}
-        return self._ask("step", read_or_wait(text).to_json())
+        seen: dict[str, Any] = {"text": "The episode is over."}
+        for part in DeviceAction.from_json(action_of(text)).parts:
+            seen = seen if self.is_over else self._ask("step", part.to_json())
+        return seen
 
     def close(self) -> None:
         self._conversation.close()

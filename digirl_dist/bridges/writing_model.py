@@ -8,9 +8,9 @@ from typing import Any
 
 import torch
 
-from digirl_dist.agent.prompts import read_or_wait
+from digirl_dist.agent.answers import action_of
 from digirl_dist.chat import Messages
-from digirl_dist.emulator.touch_actions import SAID
+from digirl_dist.emulator.touch_actions import SAID, UNREAD
 from digirl_dist.errors import SettingsError
 from digirl_dist.trajectory import Decision, Observation
 from digirl_dist.types import Json
@@ -21,7 +21,8 @@ def _instruction(seen: Observation) -> Messages:
 
 
 def _touch(text: str) -> Json:
-    return read_or_wait(text).to_json()
+    action = action_of(text)
+    return action if action["type"] != "type_at" else {"type": "wait", UNREAD: "typing at a place is two actions"}
 
 
 class WritingModel:

@@ -32,7 +32,7 @@ class LoraServer:
 
     def __init__(self, settings: OpenAIEngineSettings, away: Callable[[Outage], None] = lambda _: None) -> None:
         """``away`` is called after each failed attempt. Raises SettingsError where the key is missing."""
-        self.url = settings.url
+        self.url: str = settings.url
         self._away = away
         self._server = ChatServer(settings.chat, key_of(settings.chat, "engine"), "engine", _CALLED)
 
@@ -59,6 +59,14 @@ class LoraServer:
         except ChatRefused:
             if adapter in self.adapters():
                 raise
+
+    def sleep(self) -> None:
+        """Makes the server release memory of its GPU until ``wake``."""
+        self._control("sleep?level=1", "release_memory_occupation")
+
+    def wake(self) -> None:
+        """Makes it ready to answer again."""
+        self._control("wake_up", "resume_memory_occupation")
 
     def sample(self, adapter: str, chat: Messages, request: dict[str, Json]) -> Sampled:
         """Returns one answer by an adapter.
@@ -95,8 +103,22 @@ class LoraServer:
 
     def _lora(self, verb: str) -> str:
         """SGLang has it beside ``/v1``."""
-        root = self.url.rstrip("/").removesuffix("/v1") if self._is_sglang else self.url.rstrip("/")
-        return f"{root}/{verb}_lora_adapter"
+        return f"{self._root if self._is_sglang else self.url.rstrip('/')}/{verb}_lora_adapter"
+
+    @property
+    def _root(self) -> str:
+        return self.url.rstrip("/").removesuffix("/v1")
+
+    def _control(self, of_vllm: str, of_sglang: str) -> None:
+        """SGLang keeps its weights: it would not have them after releasing them."""
+        path, body = (of_sglang, {"tags": ["kv_cache"]}) if self._is_sglang else (of_vllm, {})
+        try:
+            self._server.call(f"{self._root}/{path}", body, self._away)
+        except ChatRefused as error:
+            raise ChatRefused(
+                f"{error}; for engine.sleep=true, start vLLM with --enable-sleep-mode and VLLM_SERVER_DEV_MODE=1, "
+                "SGLang with --enable-memory-saver"
+            ) from None
 
 
 def reach(settings: OpenAIEngineSettings) -> None:

@@ -105,6 +105,7 @@ class FleetCollector:
                 self.table.tell_all("episode_left_aside", reason=reason)
             with iteration:
                 _Collection(self, checkpoint, iteration).run()
+                self.fleet.rest()
                 return iteration.close(self.all_stats.pop(iteration.round))
 
     def stream(self, checkpoint: Checkpoint, stream: Stream) -> None:

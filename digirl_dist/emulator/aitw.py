@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Sequence
+from contextlib import suppress
 from enum import IntEnum
 from typing import NamedTuple
 
@@ -117,7 +118,7 @@ def to_prompt(goal: str, history: Sequence[DeviceAction]) -> str:
 
 
 def from_autoui(text: str) -> DeviceAction:
-    """Reads exactly what ``to_autoui`` writes. Raises ActionError for anything else; see ``AutoUiReader``."""
+    """Reads exactly what ``to_autoui`` writes. Raises ActionError for anything else; see ``read_autoui``."""
     try:
         fields = json.loads(f"{{{text}}}")
         kind, text_typed = ActionType[fields["action_type"]], str(fields["typed_text"])
@@ -127,26 +128,17 @@ def from_autoui(text: str) -> DeviceAction:
     return from_aitw(AitwAction(kind, points[0], points[1], text_typed))
 
 
-class AutoUiReader:
-    """Reads what a model wrote. Never raises: what cannot be understood becomes ``wait`` and is counted.
+def read_autoui(text: str) -> DeviceAction:
+    """Returns the action that a model wrote. Raises ActionError for what cannot be understood.
 
     Text before ``Action Decision:`` (AutoUI's plan) is skipped. Missing or doubled quotes, brackets and commas, other
     order, missing fields that the action does not need, and DigiRL's short names of the status actions are accepted.
     """
-
-    def __init__(self) -> None:
-        self.malformed = 0
-        """How many texts could not be understood."""
-
-    def __call__(self, text: str) -> DeviceAction:
-        decision = text.rpartition(DECISION)[2].strip()
-        for read, part in ((from_autoui, text), (from_autoui, decision), (_read_leniently, decision)):
-            try:
-                return read(part)
-            except ActionError:
-                continue
-        self.malformed += 1
-        return DeviceAction("wait")
+    decision = text.rpartition(DECISION)[2].strip()
+    for part in (text, decision):
+        with suppress(ActionError):
+            return from_autoui(part)
+    return _read_leniently(decision)
 
 
 _NUMBER = r"(-?\d{0,9}\.?\d{1,20})"

@@ -96,10 +96,10 @@ class EpisodeGuard:
         """
         with _at(f"emulator {self.emulator}"):
             self._check_values(seen)
-            if seen.image is not None:
-                episode_limits.pixels(seen.image)
-                if not _promises(seen.image, self._image_size):
-                    with _opened(seen.image, self._image_size):
+            for image in (*seen.earlier, *([] if seen.image is None else [seen.image])):
+                episode_limits.pixels(image)
+                if not _promises(image, self._image_size):
+                    with _opened(image, self._image_size):
                         pass
 
     def _check_origin(self, episode: Trajectory, ticket: Ticket, worker: str) -> None:

@@ -170,6 +170,13 @@ def pixels(image: bytes) -> int:
     return area
 
 
+def size(image: bytes) -> tuple[int, int]:
+    """Returns the height and width of a screenshot. Raises TrajectoryError as ``pixels`` does."""
+    pixels(image)
+    width, height, _ = _of_png(image) if image.startswith(_PNG) else _of_jpeg(image)
+    return height, width
+
+
 def _is_unicode(text: str) -> bool:
     try:
         text.encode()

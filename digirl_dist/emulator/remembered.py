@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import json
 import math
+from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple, TypeVar
 
 from digirl_dist.emulator import EmulatorFactory, Label
-from digirl_dist.emulator.touch_actions import DeviceAction, without_remarks
+from digirl_dist.emulator.touch_actions import SAID, UNREAD, DeviceAction
 from digirl_dist.errors import ActionError, EmulatorError
 from digirl_dist.tasks import Task
 from digirl_dist.trajectory import Observation, Transition
@@ -17,44 +18,19 @@ from digirl_dist.types import Json
 
 _WAIT = DeviceAction("wait").to_json()
 
-Words = Callable[[str, Sequence[DeviceAction]], str]
+
+@dataclass(frozen=True)
+class Past:
+    """An action of this episode, and what the agent said of it, if it is one that writes."""
+
+    action: DeviceAction
+    said: str = ""
+    unread: bool = False
+    """Whether no action could be read in what it said."""
+
+
+Words = Callable[[str, Sequence[Past]], str]
 """What an observation says, from what the device says and the latest actions, oldest first."""
-
-
-class PromptedEmulator:
-    """Fulfils ``Emulator``: another one in other words.
-
-    A sound action that this device cannot carry out, text that it cannot type say, counts as waiting: a language model
-    writes what it likes, and its episode goes on.
-    """
-
-    def __init__(self, factory: EmulatorFactory, remembered: int, words: Words) -> None:
-        """Tells the latest ``remembered`` actions in ``words``."""
-        self._emulator = factory()
-        self._remembered = remembered
-        self._words = words
-        self._actions: list[DeviceAction] = []
-
-    def reset(self, task: Task, seed: int) -> Observation:
-        self._actions = []
-        return self._told(self._emulator.reset(task, seed))
-
-    def step(self, action: Json) -> Transition:
-        """Raises ActionError for what is no device action."""
-        chosen = DeviceAction.from_json(action)
-        self._actions.append(chosen)
-        try:
-            answer = self._emulator.step(chosen.to_json())
-        except ActionError:
-            answer = self._emulator.step(_WAIT)
-        return replace(answer, observation=self._told(answer.observation))
-
-    def close(self) -> None:
-        self._emulator.close()
-
-    def _told(self, seen: Observation) -> Observation:
-        latest = self._actions[-self._remembered :] if self._remembered else []
-        return replace(seen, text=self._words(seen.text, latest))
 
 
 _LABELS, _MEMORIES = "\nOn screen: ", "\nBefore: "
@@ -157,14 +133,91 @@ def _fine(label: Label) -> list[int]:
     return [round(min(max(place, 0.0), 1.0) * _FINE) for place in _box(label)]
 
 
-class RememberedEmulator:
-    """Fulfils ``Emulator``: another one whose texts tell labels and the latest actions, and which types at a point."""
+class _Wrapped:
+    """A device behind an agent's wrapper: typing at a point is a tap and typing, and labels are checked.
+
+    ``is_lenient``: a sound action that this device cannot carry out, text that it cannot type say, counts as waiting.
+    """
+
+    def __init__(self, factory: EmulatorFactory, labels: bool, is_lenient: bool) -> None:
+        self._emulator = factory()
+        self._labels: Callable[[], Sequence[Label]] | None = getattr(self._emulator, "labels", None) if labels else None
+        self._is_lenient = is_lenient
+
+    def close(self) -> None:
+        self._emulator.close()
+
+    def _carry_out(self, action: DeviceAction) -> Transition:
+        first, *parts = action.parts
+        answer = self._do(first)
+        for part in parts:
+            if not answer.ended:
+                then = self._do(part)
+                both = [*answer.achieved, *then.achieved]
+                answer = replace(then, reward=answer.reward + then.reward, achieved=both)
+        return answer
+
+    def _do(self, action: DeviceAction) -> Transition:
+        try:
+            return self._emulator.step(action.to_json())
+        except ActionError:
+            if not self._is_lenient:
+                raise
+            return self._emulator.step(_WAIT)
+
+    def _named(self) -> list[Label]:
+        """Raises EmulatorError for what is no label."""
+        found = list(self._labels())[:_MOST_LABELS] if self._labels else []
+        return [_checked(label) for label in found]
+
+
+class PromptedEmulator(_Wrapped):
+    """Fulfils ``Emulator``: another one whose texts are prompts.
+
+    A language model writes what it likes, and its episode goes on.
+    """
+
+    def __init__(
+        self, factory: EmulatorFactory, remembered: int, words: Words, labels: bool = False, earlier: int = 0
+    ) -> None:
+        """Tells the latest ``remembered`` actions in ``words`` and, with ``labels``, what is on the screen.
+
+        Shows the latest ``earlier`` screenshots before the present one.
+        """
+        super().__init__(factory, labels, is_lenient=True)
+        self._screens: deque[bytes] = deque(maxlen=earlier + 1)
+        self._remembered = remembered
+        self._words = words
+        self._past: list[Past] = []
+
+    def reset(self, task: Task, seed: int) -> Observation:
+        self._past = []
+        self._screens.clear()
+        return self._prompting(self._emulator.reset(task, seed))
+
+    def step(self, action: Json) -> Transition:
+        """Raises ActionError for what is no device action."""
+        chosen, remarks = DeviceAction.from_json(action), action if isinstance(action, dict) else {}
+        self._past.append(Past(chosen, str(remarks.get(SAID, "")), UNREAD in remarks))
+        answer = self._carry_out(chosen)
+        return replace(answer, observation=self._prompting(answer.observation))
+
+    def _prompting(self, seen: Observation) -> Observation:
+        latest = self._past[-self._remembered :] if self._remembered else []
+        text = told(self._words(seen.text, latest), (), self._named())
+        if seen.image is None:
+            return replace(seen, text=text)
+        self._screens.append(seen.image)
+        return replace(seen, text=text, earlier=tuple(self._screens)[:-1])
+
+
+class RememberedEmulator(_Wrapped):
+    """Fulfils ``Emulator``: another one whose texts tell labels and the latest actions."""
 
     def __init__(self, factory: EmulatorFactory, most: int, labels: bool = False) -> None:
         """Tells the latest ``most`` actions and, with ``labels``, what is on the screen if the emulator names it."""
-        self._emulator = factory()
+        super().__init__(factory, labels, is_lenient=False)
         self._most = most
-        self._labels: Callable[[], Sequence[Label]] | None = getattr(self._emulator, "labels", None) if labels else None
         self._shown: list[Label] = []
         self._past: list[tuple[DeviceAction, bytes | None, str]] = []
         self._screen: bytes | None = None
@@ -177,20 +230,8 @@ class RememberedEmulator:
         """Raises ActionError for what is no device action."""
         chosen = DeviceAction.from_json(action)
         self._past.append((chosen, self._screen, _touched(chosen, self._shown)))
-        answer = self._carry_out(chosen, without_remarks(action))
+        answer = self._carry_out(chosen)
         return replace(answer, observation=self._remembering(answer.observation))
-
-    def close(self) -> None:
-        self._emulator.close()
-
-    def _carry_out(self, action: DeviceAction, plain: Json) -> Transition:
-        if action.type != "type_at":
-            return self._emulator.step(plain)
-        first = self._emulator.step(DeviceAction("tap", action.x, action.y).to_json())
-        if first.ended:
-            return first
-        then = self._emulator.step(DeviceAction("type", text=action.text).to_json())
-        return replace(then, reward=first.reward + then.reward, achieved=[*first.achieved, *then.achieved])
 
     def _remembering(self, seen: Observation) -> Observation:
         self._screen = seen.image
@@ -198,8 +239,3 @@ class RememberedEmulator:
         memories = [Memory(action, before == seen.image, on) for action, before, on in latest]
         self._shown = self._named()
         return replace(seen, text=told(seen.text, memories, self._shown))
-
-    def _named(self) -> list[Label]:
-        """Raises EmulatorError for what is no label."""
-        found = list(self._labels())[:_MOST_LABELS] if self._labels else []
-        return [_checked(label) for label in found]

@@ -11,8 +11,8 @@
 {"type": "done"}  {"type": "impossible"}                               end the episode, in one opinion or the other
 {"type": "done", "text": "42 km"}                                      … with the answer to what was asked
 
-An action may carry remarks of the agent, which no device looks at: ``said``, what a language model wrote, and
-``tokens``, the tokens that it wrote it in.
+An action may carry remarks of the agent, which no device looks at: ``said``, what a language model wrote, ``tokens``,
+the tokens that it wrote it in, and ``unread``, why no action could be read in it, which is why the device waits.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from typing import ClassVar
 from digirl_dist.errors import ActionError
 from digirl_dist.types import Json
 
-SAID, TOKENS = "said", "tokens"
+SAID, TOKENS, UNREAD = "said", "tokens", "unread"
 
 
 @dataclass(frozen=True)
@@ -57,6 +57,13 @@ class DeviceAction:
         """Whether the agent ends the episode with it."""
         return self.type in ("done", "impossible")
 
+    @property
+    def parts(self) -> list[DeviceAction]:
+        """The actions that a device knows: a tap and typing instead of typing at a point."""
+        if self.type != "type_at":
+            return [self]
+        return [DeviceAction("tap", self.x, self.y), DeviceAction("type", text=self.text)]
+
     def to_json(self) -> dict[str, Json]:
         answer = ("text",) if self.type == "done" and self.text else ()
         return {"type": self.type, **{name: getattr(self, name) for name in (*self.FIELDS[self.type], *answer)}}
@@ -86,4 +93,4 @@ def without_remarks(action: Json) -> Json:
     """The action as the device needs it; anything that is no JSON object stays as it is."""
     if not isinstance(action, dict):
         return action
-    return {name: value for name, value in action.items() if name not in (SAID, TOKENS)}
+    return {name: value for name, value in action.items() if name not in (SAID, TOKENS, UNREAD)}

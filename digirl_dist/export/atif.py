@@ -19,7 +19,7 @@ from digirl_dist.trajectory import Observation, Step, Trajectory
 from digirl_dist.types import Json, media_type
 
 _VERSION = "ATIF-v1.7"
-_NOT_ARGUMENTS = ("type", "said", "tokens")
+_NOT_ARGUMENTS = ("type", "said", "tokens", "unread")
 
 
 def write(source: Source, folder: Path) -> None:

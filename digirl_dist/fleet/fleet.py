@@ -76,6 +76,11 @@ class Fleet(Generic[AnySpec]):
         for worker in workers.values():
             worker.publish(published)
 
+    def rest(self) -> None:
+        """Tells the policy that acts for the workers that nothing is collected until the next ``publish``."""
+        if self._policy is not None:
+            self._policy.rest()
+
     def _weights(self, checkpoint: Checkpoint) -> Outgoing:
         before = self._announced.weights if isinstance(self._announced, Outgoing) else None
         if isinstance(self._announced, Outgoing) and self._announced.weights.checkpoint == checkpoint:

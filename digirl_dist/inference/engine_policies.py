@@ -6,16 +6,16 @@ import queue
 import threading
 import time
 import traceback
-from collections.abc import Callable, Set
+from collections.abc import Callable, Iterator, Set
 from concurrent.futures import Future
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from typing import Protocol, runtime_checkable
 
 import numpy as np
 
 from digirl_dist.chat.client import Outage
-from digirl_dist.errors import AgentError, DigirlDistError
+from digirl_dist.errors import AgentError, ChatError, DigirlDistError
 from digirl_dist.inference.requests import InferenceFailure, InferenceReply, InferenceRequest, result
 from digirl_dist.storage.checkpoint import Checkpoint, State
 from digirl_dist.storage.events import Events
@@ -37,6 +37,16 @@ class ServedAgent(Protocol):
 
     def decide(self, adapter: str, observation: Observation, rng: np.random.Generator) -> Decision:
         """Returns one decision by the weights of that name."""
+
+
+class SleepingAgent(ServedAgent, Protocol):
+    """One whose server can release its GPU's memory."""
+
+    def sleep(self) -> None:
+        """Releases it until ``wake``: nothing may be asked meanwhile."""
+
+    def wake(self) -> None:
+        """Makes the server ready to answer again."""
 
 
 class Outages:
@@ -73,10 +83,24 @@ class EnginePolicies:
     """
 
     def __init__(
-        self, agent: ServedAgent, at_once: int, outages: Outages, close: Callable[[], None], newest: bool = False
+        self,
+        agent: ServedAgent,
+        at_once: int,
+        outages: Outages,
+        close: Callable[[], None],
+        newest: bool = False,
+        sleeper: SleepingAgent | None = None,
     ) -> None:
-        """``close`` ends all waiting for the server. ``newest``: that version acts for all episodes."""
+        """``close`` ends all waiting for the server. ``newest``: that version acts for all episodes.
+
+        ``sleeper`` is the agent again, if its server is to sleep while nothing is collected.
+        """
         self._agent = agent
+        self._sleeper = sleeper
+        self._quiet = threading.Condition()
+        self._busy = 0
+        """Calls of the server that are under way."""
+        self._is_asleep = False
         self._outages = outages
         self._close = close
         self._newest = newest
@@ -87,6 +111,8 @@ class EnginePolicies:
         self._requests = _threads(at_once, "engine")
 
     def serve(self, checkpoint: Checkpoint, in_use: Set[int]) -> None:
+        if self._is_asleep:
+            self._loads.put(self._wake)
         with self._lock:
             before, version = self._versions, checkpoint.iteration
             self._versions = {each: known for each, known in before.items() if each in in_use or each == version}
@@ -101,8 +127,21 @@ class EnginePolicies:
         asked_at = time.monotonic()
         self._requests.put(lambda: tell(self._reply(request, asked_at)))
 
+    def rest(self) -> None:
+        """Sends the server to sleep, once it has answered what it was asked, if it is to."""
+        if self._sleeper is None or self._is_asleep:
+            return
+        with self._quiet:
+            self._is_asleep = True
+            self._quiet.wait_for(lambda: not self._busy)
+        try:
+            self._sleeper.sleep()
+        except ChatError as error:
+            self._outages(Outage(str(error), 0.0, 0.0))
+
     def close(self) -> None:
         """Gives the server's memory back if it is free to do so, and ends waiting."""
+        self._wake()
         for known in self._versions.values():
             self._unloads.put(lambda known=known: self._unload(known))  # type: ignore[misc]
         ended = threading.Event()
@@ -115,22 +154,50 @@ class EnginePolicies:
         self._loads.put(lambda: self._load(loading))
         return loading
 
+    @contextmanager
+    def _awake(self) -> Iterator[None]:
+        """Waits while the server sleeps, and keeps it awake."""
+        with self._quiet:
+            self._quiet.wait_for(lambda: not self._is_asleep)
+            self._busy += 1
+        try:
+            yield
+        finally:
+            with self._quiet:
+                self._busy -= 1
+                self._quiet.notify_all()
+
+    def _wake(self) -> None:
+        """If that fails, so do the requests, which say why."""
+        if self._sleeper is None or not self._is_asleep:
+            return
+        with suppress(ChatError):
+            self._sleeper.wake()
+        with self._quiet:
+            self._is_asleep = False
+            self._quiet.notify_all()
+
     def _load(self, version: _Version) -> None:
         try:
-            version.adapter.set_result(self._agent.load(version.checkpoint.iteration, version.checkpoint.state()))
+            with self._awake():
+                adapter = self._agent.load(version.checkpoint.iteration, version.checkpoint.state())
+            version.adapter.set_result(adapter)
             self._outages.over()
         except Exception as error:  # whoever waits for it is told
             version.adapter.set_exception(error)
 
     def _unload(self, version: _Version) -> None:
         with suppress(Exception):  # it lies there until the server or the run starts again
-            self._agent.unload(version.adapter.result())
+            adapter = version.adapter.result()
+            with self._awake():
+                self._agent.unload(adapter)
 
     def _reply(self, request: InferenceRequest, asked_at: float) -> InferenceReply:
         try:
             version = self._acting(request.version)
             adapter = self._adapter(version, asked_at)
-            decision = self._agent.decide(adapter, request.observation, request.stream.rng)
+            with self._awake():
+                decision = self._agent.decide(adapter, request.observation, request.stream.rng)
         except DigirlDistError as error:
             return InferenceFailure(request.number, str(error))
         except Exception:  # a defect here must not leave a worker without an answer

@@ -128,6 +128,9 @@ class HostPolicy(Protocol):
     def ask(self, request: InferenceRequest, tell: Callable[[InferenceReply], None]) -> None:
         """Calls ``tell`` once, with the reply, in another thread; ``tell`` must not block."""
 
+    def rest(self) -> None:
+        """Notes that nothing is asked until the next ``serve``. It may wait for what is still being answered."""
+
     def close(self) -> None: ...
 
 
@@ -193,6 +196,9 @@ class PolicyServer:
         with self._something:
             self._asked.append(_Asked(request, tell))
             self._something.notify()
+
+    def rest(self) -> None:
+        """Changes nothing: the policy's memory is the trainer's device's."""
 
     def close(self) -> None:
         with self._something:

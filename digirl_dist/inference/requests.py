@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, replace
 from functools import cached_property
+from itertools import accumulate
 
 import numpy as np
 
@@ -39,25 +40,28 @@ class InferenceRequest:
     observation: Observation
 
     def to_message(self) -> tuple[Ask, bytes]:
-        """Returns the message and the bytes that go with it: the encoded image, then the vector as float32."""
+        """Returns the message and the bytes that go with it: encoded image, vector as float32, earlier images."""
         seen = self.observation
         image, vector = seen.image, None if seen.vector is None else np.asarray(seen.vector, "<f4").tobytes()
-        data = (image or b"") + (vector or b"")
+        data = b"".join([image or b"", vector or b"", *seen.earlier])
         image_size = None if image is None else len(image)
         vector_size = None if vector is None else len(vector)
-        ask = Ask(self.number, self.version, self.stream.key, seen.text, image_size, vector_size, len(data))
-        return ask, data
+        sizes = image_size, vector_size, len(data), [len(earlier) for earlier in seen.earlier]
+        return Ask(self.number, self.version, self.stream.key, seen.text, *sizes), data
 
     @classmethod
     def from_message(cls, ask: Ask, data: bytes) -> InferenceRequest:
         """Inverts ``to_message``. Raises ProtocolError if the bytes differ from those that the message announces."""
-        split, rest = ask.image or 0, ask.vector or 0
-        if split + rest != len(data) or rest % 4:
+        rest = ask.vector or 0
+        ends = [*accumulate([ask.image or 0, rest, *ask.earlier])]
+        if ends[-1] != len(data) or rest % 4:
             raise ProtocolError(f"{len(data)} bytes came with an image of {ask.image} and a vector of {ask.vector}")
+        image, vector, *earlier = (data[start:end] for start, end in zip([0, *ends], ends, strict=False))
         seen = Observation(
             ask.text,
-            None if ask.image is None else data[:split],
-            None if ask.vector is None else np.frombuffer(data, "<f4", offset=split).astype(np.float32),
+            None if ask.image is None else image,
+            None if ask.vector is None else np.frombuffer(vector, "<f4").astype(np.float32),
+            tuple(earlier),
         )
         return cls(ask.number, ask.version, RandomStream(*ask.stream), seen)
 

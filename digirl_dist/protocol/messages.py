@@ -277,7 +277,8 @@ class Loaded(_Message, frozen=True):
 
 
 class Ask(_Message, frozen=True):
-    """Requests an action. The image, as it was encoded, and the vector, as float32, are attached in this order."""
+    """Requests an action. The image, as it was encoded, the vector, as float32, and earlier images are attached in this
+    order."""
 
     number: Natural
     """Number of the request among those of this worker."""
@@ -288,6 +289,7 @@ class Ask(_Message, frozen=True):
     image: Attached | None
     vector: Attached | None
     attached: Attached = 0
+    earlier: Annotated[list[Attached], Meta(max_length=8)] = []
 
 
 class Acting(_Message, frozen=True):

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from digirl_dist.collection import CollectionResult
+from digirl_dist.emulator.touch_actions import UNREAD
 from digirl_dist.errors import RunFolderError, TrainingError
 from digirl_dist.rollout.slot import ACTIVITIES
 from digirl_dist.storage import atomic_files, json_lines, strict_json
@@ -113,9 +114,16 @@ def results(iteration: int, trajectories: Sequence[Trajectory]) -> Figures:
         "reward_max": max(rewards, default=None),
         "steps_mean": _mean(_steps(trajectories)),
         "entropy": _entropy(trajectories),
+        "unread_answers": len(unread(trajectories)),
         "success_by_task": _success_by_task(trajectories),
         **late(iteration, trajectories),
     }
+
+
+def unread(trajectories: Sequence[Trajectory]) -> list[str]:
+    """Returns the reasons why no action could be read in answers of models that write."""
+    actions = [step.action for trajectory in trajectories for step in trajectory.steps]
+    return [str(action[UNREAD]) for action in actions if isinstance(action, dict) and UNREAD in action]
 
 
 class Outcomes:

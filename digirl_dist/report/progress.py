@@ -285,7 +285,7 @@ def _message(kind: str, content: dict[str, Json]) -> str | None:
         case "judge_away":
             return f"the judge is unavailable: {content['reason']}; retry in {content['again_in_s']} s"
         case "engine_away":
-            return f"the server of engine.url is unavailable: {content['reason']}"
+            return f"the engine is unavailable: {content['reason']}"
         case "engine_checked" if float(content["largest"]) > _INEXACT:
             off = f"{content['largest']:.2g} in {content['answers']} answers, {content['mean']:.2g} per token"
             return f"the engine's log-probabilities differ from agent.model's by up to {off}"
@@ -300,6 +300,8 @@ def _message(kind: str, content: dict[str, Json]) -> str | None:
             return f"{worker}, slot {content['slot']} is out of service: {content['reason']}"
         case "starts_differ":
             return f"task {content['task']}: {content['reason']}"
+        case "answers_unread" | "mismatch":
+            return _about_policy(content)
         case "bsize":
             return f"{worker}: bsize: auto chose {content['slots']}: {content['reason']}"
         case "installing":
@@ -319,6 +321,14 @@ def _message(kind: str, content: dict[str, Json]) -> str | None:
             return f"{worker} was added" if kind == "worker_added" else f"{worker} has left"
         case _:
             return None
+
+
+def _about_policy(content: dict[str, Json]) -> str:
+    if "mismatch" in content:
+        off = f"{content['mismatch']:.2g} nats per token off those that the update computes with the same weights"
+        return f"the log-probabilities of what acts are {off} -> compare its model, dtype and versions"
+    remedy = "compare agent.coordinates and agent.max_new_tokens with what the model writes"
+    return f"{content['answers']} of its answers were no action, such as: {content['such_as']} -> {remedy}"
 
 
 _HARMLESS = ("bsize", "installing", "worker_added", "worker_left", "worker_queued")

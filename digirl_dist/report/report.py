@@ -10,6 +10,7 @@ from dataclasses import asdict, replace
 from digirl_dist.collection import CollectionResult
 from digirl_dist.emulator.starts import unlike_starts
 from digirl_dist.errors import DigirlDistError
+from digirl_dist.plain_text import one_line
 from digirl_dist.report.bundle import PAGE_BYTES, write_report
 from digirl_dist.report.follower import Followers
 from digirl_dist.report.media import Media
@@ -23,6 +24,7 @@ from digirl_dist.report.metrics import (
     overhead_s,
     results,
     together,
+    unread,
 )
 from digirl_dist.report.progress import Progress
 from digirl_dist.report.viewed import ViewedRun
@@ -37,6 +39,13 @@ from digirl_dist.trainer import Update
 _PAGE_EVERY_S = 30.0
 _PAGE_PAUSE = 50.0
 """The page is of all iterations, so it takes longer with each: pauses are at least so many times as long."""
+
+
+_MANY_UNREAD = 0.2
+"""Share of unread answers from which on they are reported."""
+_LARGE_MISMATCH = 0.05
+"""In nats per token: from here on, differences of the policies are reported."""
+_LONGEST_REASON = 200
 
 
 class Report:
@@ -100,6 +109,7 @@ class Report:
         self._before, self._measured_s, self._evaluated = update, 0.0, []
         self._told_at = time.monotonic()
         self._look_at_starts(result)
+        self._look_at_policy(result, update)
         self._media.add(result.trajectories)
         self._metrics.append(figures)
         self._log.look()
@@ -123,6 +133,15 @@ class Report:
             if task not in self._unlike:
                 self._events.emit("starts_differ", task=task, iteration=result.iteration, reason=reason)
             self._unlike.add(task)
+
+    def _look_at_policy(self, result: CollectionResult, update: Update) -> None:
+        """Reports that many answers of a model were no action, or that what acts is not quite what learns."""
+        reasons, steps = unread(result.trajectories), sum(len(one.steps) for one in result.trajectories)
+        if len(reasons) > _MANY_UNREAD * steps:
+            such_as = one_line(Counter(reasons).most_common(1)[0][0])[:_LONGEST_REASON]
+            self._events.emit("answers_unread", iteration=result.iteration, answers=len(reasons), such_as=such_as)
+        if (mismatch := update.figures.get("mismatch", 0.0)) > _LARGE_MISMATCH:
+            self._events.emit("mismatch", iteration=result.iteration, mismatch=round(mismatch, 5))
 
     def evaluation(self, result: CollectionResult, checkpoint: Checkpoint) -> tuple[float, str]:
         """Reports a measurement of ``checkpoint`` in ``evaluation.jsonl``.

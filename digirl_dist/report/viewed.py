@@ -17,7 +17,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from digirl_dist.emulator.remembered import recalled
-from digirl_dist.emulator.touch_actions import SAID, TOKENS, DeviceAction
+from digirl_dist.emulator.touch_actions import SAID, TOKENS, UNREAD, DeviceAction
 from digirl_dist.errors import ActionError, RunFolderError
 from digirl_dist.protocol.job_folder import JobFolder
 from digirl_dist.report.followed import Followed
@@ -193,6 +193,8 @@ def caption(action: Json) -> str:
         found = DeviceAction.from_json(action)
     except (ActionError, TypeError):
         return f"action {_short(json.dumps(action), 60)}"
+    if isinstance(action, dict) and UNREAD in action:
+        return f"unread: {_short(str(action[UNREAD]), 60)}"
     text = f"“{_short(found.text, 40)}”"
     match found.type:
         case "tap" | "select":

@@ -1,7 +1,10 @@
 """Settings of engines: what computes the host's actions with ``inference=host``."""
 
+from __future__ import annotations
+
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Any
 
 from digirl_dist.errors import SettingsError
 from digirl_dist.settings.expert import MISSING, expert
@@ -29,8 +32,9 @@ class OpenAIEngineSettings(EngineSettings):
     """An inference server acts: vLLM or SGLang, which loads new LoRA weights while running."""
 
     name: str = "openai"
-    url: str = MISSING
-    """The server's OpenAI-compatible address, such as http://127.0.0.1:8000/v1."""
+    url: Any = MISSING
+    """The server's OpenAI-compatible address, such as http://127.0.0.1:8000/v1; a list of several with the same model,
+    which share the requests. If one is lost, the others go on."""
     key_variable: str = ""
     """Name of the environment variable with the server's key; empty: it needs none."""
     adapters: Elsewhere | None = None
@@ -39,15 +43,32 @@ class OpenAIEngineSettings(EngineSettings):
     answer_s: Seconds = expert(60.0)
     """Longest wait for one answer, or for the loading of one policy version, in seconds."""
     outage_s: Pause = expert(120.0)
-    """Longest time, in seconds, to retry a server that is down or busy; then the episode runs again."""
+    """Longest time, in seconds, to retry servers that are all down or busy; then the episode runs again."""
+    sleep: bool = False
+    """Let the servers release memory of their GPUs while the host learns (vLLM: weights and cache; SGLang: cache)."""
     tolerance: Positive = expert(0.02)
     """Largest difference, in nats per token, between the server's log-probabilities and those of ``agent.model`` at
     which a run starts. Differences above 0.001 nats per answer are reported."""
 
     def __post_init__(self) -> None:
-        """Raises SettingsError for an address that is none or has a password in it."""
-        if self.url != MISSING:
-            refuse_address("engine.url", self.url, "engine.key_variable")
+        """Raises SettingsError for an address that is none or has a password in it, and for one that is there twice."""
+        if self.url == MISSING:
+            return
+        for url in self.urls:
+            refuse_address("engine.url", url, "engine.key_variable")
+        if not self.urls or len(set(self.urls)) < len(self.urls):
+            raise SettingsError(f"engine.url={self.url} names no server, or one twice")
+
+    @property
+    def urls(self) -> list[str]:
+        """The addresses of all servers."""
+        return [str(url) for url in self.url] if isinstance(self.url, list) else [str(self.url)]
+
+    @property
+    def servers(self) -> list[OpenAIEngineSettings]:
+        """The settings of each server. One of several is not waited for: the others answer instead."""
+        outage_s = self.outage_s if len(self.urls) == 1 else 0.0
+        return [replace(self, url=url, outage_s=outage_s) for url in self.urls]
 
     @property
     def chat(self) -> ChatSettings:

@@ -37,6 +37,8 @@ Width = Annotated[int, Meta(ge=1, le=16_384)]
 """Units or channels of a network."""
 Pixels = Annotated[int, Meta(ge=8, le=4096)]
 """The short side of a picture for a network that halves it several times."""
+Screenshots = Annotated[int, Meta(ge=1, le=9)]
+"""Of one prompt: ``trajectory.MOST_EARLIER`` and the present one."""
 Port = Annotated[int, Meta(ge=1, le=65_535)]
 Seed = Annotated[int, Meta(ge=0, le=2**53)]
 Quality = Annotated[int, Meta(ge=1, le=100)]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,14 +12,18 @@ import pytest
 import torch
 from PIL import Image
 from tiny_vlm import SPECIAL, WORDS, save_tiny_vlm
+from transformers import CLIPImageProcessorPil, Qwen2VLImageProcessorPil
 
+from digirl_dist.agent.answers import Coordinates
+from digirl_dist.agent.sampling import Answer
 from digirl_dist.agent.vlm import VlmAgent
+from digirl_dist.agent.vlm.pictures import Scaled
 from digirl_dist.algorithm.digirl import DigiRL
 from digirl_dist.algorithm.filtered_bc import FilteredBC
 from digirl_dist.algorithm.grpo import Grpo
 from digirl_dist.algorithm.options import GrpoActorSettings
 from digirl_dist.emulator import DeviceActions, EmulatorSpec
-from digirl_dist.emulator.touch_actions import SAID, TOKENS, DeviceAction
+from digirl_dist.emulator.touch_actions import SAID, TOKENS, UNREAD, DeviceAction
 from digirl_dist.errors import SettingsError, TrajectoryError
 from digirl_dist.inference.local import LocalPolicies
 from digirl_dist.settings import (
@@ -35,6 +40,8 @@ from digirl_dist.trajectory import Observation, Step, Trajectory
 pytestmark = pytest.mark.component
 
 SPEC = EmulatorSpec(DeviceActions(), image_size=(40, 30))
+SPECIAL_TAP = len(SPECIAL)
+"""The token of its first word, a tap."""
 
 
 @pytest.fixture(scope="module")
@@ -114,11 +121,41 @@ def test_the_screen_and_the_words_both_matter(folder: Path) -> None:
 
 
 def test_what_cannot_be_understood_waits_and_keeps_its_words(folder: Path) -> None:
-    decisions = build(folder).act(SEEN * 4, rngs(len(SEEN) * 4))
+    decisions = build(folder, max_new_tokens=2).act(SEEN * 8, rngs(len(SEEN) * 8))
     actions = [decision.action for decision in decisions]
     waits = [action for action in actions if action["type"] == "wait"]
-    assert waits and all(action[SAID].split()[:1] not in [["back"], ["home"], ["done"]] for action in waits)
+    assert waits and all(action[UNREAD] and SAID in action for action in waits)
+    assert sum(UNREAD in action for action in actions) == len(waits), "none of the words is a wait"
     assert {DeviceAction.from_json(action).type for action in actions} > {"wait", "tap"}
+
+
+def test_places_are_read_in_the_unit_that_is_set(folder: Path) -> None:
+    """The model says tap(0.12,0.35), of pixels nearly the corner, and of thousandths nothing that it may."""
+    said = {"type": "tap", "x": 0.12, "y": 0.35}
+    for unit, meant in (("shares", said), ("pixels", "wait"), ("thousandths", "wait")):
+        agent = build(folder, coordinates=Coordinates(unit))
+        action = agent.wording.action(Answer([SPECIAL_TAP, 2], []), SEEN[0])
+        assert action[TOKENS] == [SPECIAL_TAP, 2] and (action["type"] == meant or action["x"] == 0.12)
+        assert (UNREAD in action) == (meant == "wait")
+
+
+def test_pixels_are_those_of_the_picture_that_the_model_sees() -> None:
+    processor = Qwen2VLImageProcessorPil(size={"shortest_edge": 56 * 56, "longest_edge": 112 * 112})
+    assert Scaled(processor)((400, 200)) == (140, 56)
+    assert Scaled(CLIPImageProcessorPil(size={"shortest_edge": 16}))((400, 200)) == (400, 200)
+
+
+def test_earlier_screenshots_are_seen_and_leave_probabilities_exact(folder: Path) -> None:
+    agent = build(folder, screenshots=2)
+    before, now = _png(11), Observation("open", _png(12))
+    pair = [replace(now, earlier=earlier) for earlier in ((_png(10), before), (before,), (), (_png(10),))]
+    decisions = agent.act(pair, rngs(4))
+    with torch.no_grad():
+        computed = agent.log_prob(pair, [decision.action for decision in decisions])
+        known = agent.log_prob(pair, [decisions[0].action] * 4).tolist()
+    assert torch.allclose(computed, torch.tensor([decision.log_prob for decision in decisions]), atol=1e-5)
+    assert known[0] == pytest.approx(known[1], abs=1e-5) and len({round(each, 4) for each in known}) == 3
+    assert build(folder).prompt(pair[0]) == build(folder).prompt(now) != agent.prompt(pair[0])
 
 
 def test_only_low_rank_weights_are_the_state_and_learn(folder: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import subprocess
+from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -38,10 +39,10 @@ def test_it_trains_through_a_server_and_ends_with_one_line_when_that_stays_away(
     model, out = save_tiny_vlm(tmp_path / "model"), tmp_path / "run"
     (tmp_path / "tasks.yaml").write_text("- open-clock-0\n")
 
-    def run(url: str, iterations: int) -> subprocess.CompletedProcess[str]:
+    def run(url: str, iterations: int, *further: str) -> subprocess.CompletedProcess[str]:
         given = [f"agent.model={model}", f"save_path={out}", f"task_set={tmp_path / 'tasks.yaml'}"]
         host = ["--config-path", "config/multimachine", "--config-name", "host"]
-        words = [*host, *WORDS.split(), *given, f"engine.url={url}", f"train_iterations={iterations}"]
+        words = [*host, *WORDS.split(), *given, f"engine.url={url}", f"train_iterations={iterations}", *further]
         return subprocess.CompletedProcess(words, main(words), *capsys.readouterr())
 
     with engine(model, tmp_path / "first", key=KEY) as running:
@@ -60,8 +61,21 @@ def test_it_trains_through_a_server_and_ends_with_one_line_when_that_stays_away(
     with engine(model, tmp_path / "second", "--dies-after", "8", key=KEY) as dying:
         lost = run(dying.url, 3)
         assert lost.returncode != 0 and "was away for 1 s" in lost.stderr and "engine.url" in lost.stderr
+        assert len(metrics(out)) == 2
+    with (
+        engine(model, tmp_path / "third", "--can-sleep", key=KEY) as staying,
+        engine(model, tmp_path / "fourth", "--can-sleep", "--dies-after", "9", key=KEY) as leaving,
+    ):
+        shared = run(f"[{staying.url},{leaving.url}]", 4, "engine.sleep=true")
+        assert shared.returncode == 0, shared.stderr[-3000:]
+        stayed, left_at = (Counter(path for path, _ in each.posts()) for each in (staying, leaving))
+        assert stayed["/sleep?level=1"] == stayed["/wake_up"] >= 2
+        assert 0 < left_at["/v1/chat/completions"] < stayed["/v1/chat/completions"]
+    (left,) = [event for event in events(out, "engine_away") if event["reason"].endswith("1 of 2 servers go on")]
+    assert leaving.url in left["reason"] and [line["episodes"] for line in metrics(out)] == [8] * 4
+    assert all(line["mismatch"] < 1e-3 for line in metrics(out) if "mismatch" in line)
     said = "".join(path.read_text(errors="replace") for path in out.glob("*.*") if path.is_file())
-    assert len(metrics(out)) == 2 and KEY not in said + done.stdout + lost.stderr
+    assert KEY not in said + done.stdout + lost.stderr
 
 
 def _assert_exact(out: Path, model: Path, iteration: int) -> None:

@@ -23,7 +23,7 @@ from digirl_dist.agent.vlm.served import ServedVlm
 from digirl_dist.chat.lora_server import LoraServer
 from digirl_dist.emulator import DeviceActions, EmulatorSpec
 from digirl_dist.emulator.touch_actions import TOKENS
-from digirl_dist.errors import ChatRefused
+from digirl_dist.errors import ChatAway, ChatRefused
 from digirl_dist.inference.engine_policies import EnginePolicies, Outages
 from digirl_dist.inference.requests import InferenceFailure, InferenceRequest, InferenceResult, RandomStream
 from digirl_dist.settings import LoraSettings, OpenAIEngineSettings, VlmSettings
@@ -130,6 +130,21 @@ def test_a_server_is_compared_with_the_agent_by_weights_that_matter(
     assert (found.mean < 1e-4) == is_exact and found.answers == 4 and found.prompts == ""
     tolerance = OpenAIEngineSettings().tolerance
     assert (found.mean <= min(tolerance, found.without)) == is_exact, "a run would start, or would not"
+
+
+@pytest.mark.parametrize(
+    "server", [["--can-sleep"], ["--can-sleep", "--sglang"]], ids=["vllm", "sglang"], indirect=True
+)
+def test_a_server_that_slept_answers_as_before(folder: Path, tmp_path: Path, server: Engine) -> None:
+    agent = agent_of(folder, 0.1)
+    served = served_by(server, agent, tmp_path / "adapters")
+    adapter = served.load(1, agent.state_dict())
+    before = served.decide(adapter, SEEN, rng())
+    served.sleep()
+    with pytest.raises(ChatAway, match="it sleeps"):
+        served.decide(adapter, SEEN, rng())
+    served.wake()
+    assert served.decide(adapter, SEEN, rng()) == before
 
 
 @pytest.mark.parametrize("tokens", [[5], [5, 2, 5], [5] * 6, [5, 99, 2], [5, 3, 2]])

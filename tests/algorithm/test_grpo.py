@@ -200,6 +200,18 @@ def test_steps_of_a_policy_that_differs_count_by_their_truncated_ratio(version: 
     assert learn(grpo, group([1, 0], version=version))["policy_lag"] == lag
 
 
+@pytest.mark.parametrize("tokens", [False, True])
+def test_the_policy_that_acts_is_compared_with_the_one_that_learns_where_they_are_the_same(tokens: bool) -> None:
+    """The one that learns gives each action 0.5. What an older one said is no error."""
+    _, grpo = made(group_size=2)
+    members = group([1, 0], version=4, log_prob=math.log(0.4))
+    if tokens:
+        told = [replace(step, token_log_probs=[step.log_prob]) for each in members for step in each.steps]
+        members = [replace(each, steps=[step]) for each, step in zip(members, told, strict=True)]
+    assert learn(grpo, members)["mismatch"] == pytest.approx(math.log(0.5 / 0.4), abs=1e-6)
+    assert "mismatch" not in learn(grpo, group([1, 0], version=3, log_prob=math.log(0.4)))
+
+
 def test_a_group_that_an_iteration_closed_without_is_learned_from_once_it_is_whole() -> None:
     """Its longest episode comes an iteration later; without it, short episodes would be favoured."""
     first, others = group([1, 0, 0, 0])[:3], group([1, 0, 0, 0])[3:]

@@ -63,7 +63,7 @@ def test_over_ssh_it_acts_with_many_at_a_time_and_its_tokens_are_read_back(serve
     assert isinstance(later, Episode) and later.ticket.policy_version == 9
     asked = served.requests[0]
     assert (asked["model"], asked["temperature"], asked["return_token_ids"]) == ("my-model", 0.7, True)
-    assert served.requests[-1]["model"] == "other-model" and "Your latest actions" in str(served.requests[2:])
+    assert served.requests[-1]["model"] == "other-model" and "Your latest answers" in str(served.requests[2:])
 
 
 def test_weights_that_change_within_an_episode_are_told_by_its_steps(served: Served, tmp_path: Path) -> None:

@@ -80,7 +80,8 @@ def test_a_fleet_takes_the_agent_of_its_policy(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("agent", "said"),
     [
-        ({"agent": "vlm", "agent.model": "name"}, "is for agent=device"),
+        ({"agent": "autoui", "agent.model": "/tmp"}, "is for agent=device, vlm and endpoint"),
+        ({"agent": "vlm", "agent.model": "name"}, "needs agent.labels=true"),
         ({"agent": "device", "agent.labels": False}, "needs agent.labels=true"),
     ],
 )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from contextlib import suppress
 
 import pytest
 from hypothesis import given, settings
@@ -11,9 +12,9 @@ from hypothesis import strategies as st
 from digirl_dist.emulator.aitw import (
     ActionType,
     AitwAction,
-    AutoUiReader,
     from_aitw,
     from_autoui,
+    read_autoui,
     to_aitw,
     to_autoui,
     to_prompt,
@@ -60,11 +61,9 @@ def test_an_action_of_the_data_set_survives_the_way_through_ours(action: AitwAct
 @given(actions)
 def test_a_device_action_survives_the_way_through_text(action: DeviceAction) -> None:
     text = to_autoui(action)
-    reader = AutoUiReader()
     assert from_autoui(text) == action
     assert to_autoui(from_autoui(text)) == text
-    assert reader(f"Action Plan: [DUAL_POINT, TYPE], Action Decision: {text}") == action
-    assert reader.malformed == 0
+    assert read_autoui(f"Action Plan: [DUAL_POINT, TYPE], Action Decision: {text}") == action
 
 
 @pytest.mark.component
@@ -89,19 +88,19 @@ def mangled(draw: st.DrawFn) -> str:
 @pytest.mark.component
 @MANY
 @given(st.text() | pieces | mangled())
-def test_what_a_model_writes_never_raises_and_always_is_an_action(text: str) -> None:
-    action = AutoUiReader()(text)
-    assert DeviceAction.from_json(action.to_json()) == action
+def test_what_a_model_writes_is_an_action_or_unread(text: str) -> None:
+    with suppress(ActionError):
+        action = read_autoui(text)
+        assert DeviceAction.from_json(action.to_json()) == action
 
 
 @pytest.mark.parametrize("text", ["", "I would tap the icon", '"action_type": "FLY"', '"action_type": "TYPE"',
     '"action_type": "DUAL_POINT", "touch_point": "[7, 7]"', '"action_type": "DUAL_POINT", "touch_point": "[]"',
     f'"action_type": "DUAL_POINT", "touch_point": "[{"9" * 400}, 0]"'])  # fmt: skip
-def test_what_cannot_be_understood_waits_and_is_counted(text: str) -> None:
-    reader = AutoUiReader()
-    assert reader(text) == DeviceAction("wait") and reader.malformed == 1
-    with pytest.raises(ActionError):
-        from_autoui(text)
+def test_what_cannot_be_understood_is_refused(text: str) -> None:
+    for read in (read_autoui, from_autoui):
+        with pytest.raises(ActionError):
+            read(text)
 
 
 TAP = DeviceAction("tap", x=0.25, y=0.5)
@@ -121,8 +120,7 @@ TAP = DeviceAction("tap", x=0.25, y=0.5)
     ],
 )  # fmt: skip
 def test_sloppy_texts_are_understood(text: str, action: DeviceAction) -> None:
-    reader = AutoUiReader()
-    assert reader(text) == action and reader.malformed == 0
+    assert read_autoui(text) == action
 
 
 def test_the_text_form_is_that_of_autoui() -> None:

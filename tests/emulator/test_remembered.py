@@ -5,19 +5,22 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+from digirl_dist.agent.prompts import shown
 from digirl_dist.emulator import Label
 from digirl_dist.emulator.phone import DemoPhone, layout, phone_tasks
 from digirl_dist.emulator.phone.apps import APPS
-from digirl_dist.emulator.remembered import Memory, RememberedEmulator, recalled, told
-from digirl_dist.emulator.touch_actions import DeviceAction
+from digirl_dist.emulator.remembered import Memory, PromptedEmulator, RememberedEmulator, recalled, told
+from digirl_dist.emulator.touch_actions import SAID, TOKENS, UNREAD, DeviceAction
 from digirl_dist.errors import ActionError, EmulatorError
-from digirl_dist.settings import DeviceAgentSettings, PhoneSettings
-from digirl_dist.tasks import Task
-from digirl_dist.trajectory import Observation, Transition
+from digirl_dist.settings import DeviceAgentSettings, PhoneSettings, VlmSettings
+from digirl_dist.storage import episode_file
+from digirl_dist.tasks import Task, Ticket
+from digirl_dist.trajectory import Observation, Step, Trajectory, Transition, seen_at
 from digirl_dist.types import Json
 
 TASK = next(task for task in phone_tasks("multistep", "train") if task.id == "submit-browser-pizza")
@@ -83,6 +86,60 @@ def test_what_both_parts_of_typing_at_a_point_met_is_told() -> None:
     answer = emulator.step({"type": "type_at", "x": browser().x, "y": browser().y, "text": "pizza"})
     assert list(answer.achieved) == [{"app": "Browser"}] and not answer.ended
     assert emulator.step({"type": "enter"}).success
+
+
+def prompted(factory: Any = phone, **asked: Any) -> PromptedEmulator:
+    agent = VlmSettings(model="m", **asked)
+    emulator = agent.wrapped(factory)()
+    assert isinstance(emulator, PromptedEmulator)
+    return emulator
+
+
+def test_a_prompt_has_the_latest_answers_in_the_models_words_and_what_could_not_be_read() -> None:
+    emulator = prompted(previous_actions=2)
+    assert emulator.reset(TASK, 3).text == f"Task: {TASK.instruction}\nThe next action:"
+    emulator.step(BACK.to_json())
+    emulator.step({**browser().to_json(), SAID: "The browser.\ntap(…)", TOKENS: [1]})
+    text = emulator.step({"type": "wait", SAID: "x" * 5000, UNREAD: "no action"}).observation.text
+    assert "\nYour latest answers:\nThe browser.\ntap(…)\n" + "x" * 1000 + " (no action" in text and "back" not in text
+    assert "latest" not in emulator.reset(TASK, 3).text
+
+
+def test_a_chat_model_types_at_a_point_and_its_episode_goes_on_after_text_that_nothing_takes() -> None:
+    emulator = prompted()
+    emulator.reset(TASK, 3)
+    assert not emulator.step({"type": "type", "text": "\0 nowhere"}).ended
+    emulator.step(browser().to_json())
+    emulator.step({"type": "back"})
+    middle = (layout.row_rect(0, 0).top + layout.row_rect(0, 0).bottom) / 2 / layout.HEIGHT
+    emulator.step({"type": "type_at", "x": 0.5, "y": middle, "text": "pizza"})
+    assert emulator.step({"type": "enter"}).success
+
+
+def test_a_chat_model_is_shown_earlier_screenshots_and_files_have_each_once(tmp_path: Path) -> None:
+    emulator = prompted(screenshots=3)
+    seen = [emulator.reset(TASK, 3)]
+    taken = [browser(), BACK, BACK, browser()]
+    seen += [emulator.step(action.to_json()).observation for action in taken]
+    screens = [each.image for each in seen]
+    assert [list(each.earlier) for each in seen] == [screens[max(0, at - 2) : at] for at in range(5)]
+    ends = [False, False, False, True]
+    steps = [
+        Step(before, action.to_json(), -1.0, 0.0, end, False)
+        for before, action, end in zip(seen, taken, ends, strict=False)
+    ]
+    episode = Trajectory(Ticket(0, 0, TASK, 3, 0), "e", "w", 0, steps, seen[-1], False)
+    episode_file.write(tmp_path / "e.episode", episode)
+    kept = episode_file.read(tmp_path / "e.episode")
+    assert [list(seen_at(kept.steps, at).earlier) for at in range(4)] == [screens[:at] for at in range(4)]
+    assert prompted().reset(TASK, 3).earlier == ()
+
+
+def test_a_chat_model_is_told_labels_if_it_is_to_be() -> None:
+    emulator = prompted(lambda: Named(OK, UMLAUT), labels=True)
+    text = emulator.reset(TASK, 0).text
+    assert recalled(text).labels == [OK] and shown(text).marks == [(0.3, 0.3125)]
+    assert recalled(prompted(lambda: Named(OK)).reset(TASK, 0).text).labels == []
 
 
 def test_what_is_no_action_is_refused() -> None:

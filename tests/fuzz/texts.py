@@ -8,7 +8,7 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
-from digirl_dist.agent import prompts
+from digirl_dist.agent import answers, prompts
 from digirl_dist.agent.device.reading import read
 from digirl_dist.emulator import Label
 from digirl_dist.emulator.remembered import told
@@ -44,7 +44,7 @@ class Texts(Target):
         for reader in _READERS:
             reader(text)
         self._repeats.is_new("slot", {"worker": "w1", "reason": text})
-        prompts.read(text)
+        answers.action_of(text)
 
 
 def _with_labels(text: str) -> str:

@@ -25,6 +25,7 @@ SEEN = [
     Observation("", b"jpeg", None),
     Observation("text only"),
     Observation("", None, np.zeros(0, np.float32)),
+    Observation("third", b"third", np.array([1.5], np.float32), (b"first", b"the second")),
 ]
 
 
@@ -46,6 +47,7 @@ def test_a_request_comes_across_as_it_is(seen: Observation) -> None:
     assert (came.number, came.version, came.stream.key) == (3, 7, (11, 2, 5))
     assert came.stream.rng.random() == np.random.default_rng([11, 2, 5]).random()
     assert (came.observation.text, came.observation.image) == (seen.text, seen.image)
+    assert came.observation.earlier == seen.earlier
     before, after = seen.vector, came.observation.vector
     assert (before is None) == (after is None)
     assert before is None or (after is not None and after.dtype == np.float32 and np.array_equal(before, after))
@@ -63,6 +65,9 @@ def test_a_request_comes_across_as_it_is(seen: Observation) -> None:
         {"image": -1},
         {"vector": 7},
         {"attached": 10**12},
+        {"earlier": [1]},
+        {"earlier": [0] * 9},
+        {"earlier": [-1, 1]},
     ],
 )
 def test_a_malformed_request_is_refused(wrong: dict[str, Any]) -> None:

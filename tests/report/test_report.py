@@ -14,6 +14,7 @@ from small_run import episode
 from digirl_dist.collect.around import OfflineCollector
 from digirl_dist.collection import CollectionResult
 from digirl_dist.host import Evaluator
+from digirl_dist.plain_text import one_line
 from digirl_dist.report.follower import Followers
 from digirl_dist.report.media import Media
 from digirl_dist.report.output import Lines
@@ -44,10 +45,12 @@ def report_of(folder: RunFolder, tells_success: bool = True, media: str = "none"
     return Report(folder, events, progress, log, Media(folder.media, media, events), FailFast())
 
 
+STEP = Step(Observation(), 0, -0.5, 1.0, True, False)
+
+
 def episodes(version: int, successes: Sequence[bool]) -> list[Trajectory]:
-    steps = [Step(Observation(), 0, -0.5, 1.0, True, False)]
     return [
-        Trajectory(Ticket(0, index, Task("a"), 0, version), "e", "w", 0, steps, Observation(), success)
+        Trajectory(Ticket(0, index, Task("a"), 0, version), "e", "w", 0, [STEP], Observation(), success)
         for index, success in enumerate(successes)
     ]
 
@@ -119,3 +122,19 @@ def test_groups_whose_seed_is_ignored_are_reported_once(folder: RunFolder) -> No
         report.iteration(CollectionResult(iteration, found), Update(checkpoint, {}, 0.0, 0.0))
     told = [line for line in lines(folder.events) if line["event"] == "starts_differ"]
     assert len(told) == 1 and told[0]["task"] == "a" and told[0]["reason"].startswith("two episodes of seed 0 started")
+
+
+@pytest.mark.parametrize(("unread", "mismatch"), [(1, 0.04), (5, 0.04), (1, 0.06)])
+def test_answers_that_were_no_action_are_counted_and_many_are_reported_with_an_example(
+    folder: RunFolder, unread: int, mismatch: float
+) -> None:
+    """So is a policy that acts with other probabilities than the one that learns."""
+    report, found = report_of(folder), episodes(0, [False] * 10)
+    for each in found[:unread]:
+        why = {"type": "wait", "said": "hm", "unread": "'hm' names no action\x1b[2J"}
+        each.steps[:] = [replace(each.steps[0], action=why)]  # type: ignore[index]
+    report.iteration(CollectionResult(0, found), Update(Checkpoint(Path(), 0, {}), {"mismatch": mismatch}, 0.0, 0.0))
+    assert lines(folder.metrics)[0]["unread_answers"] == unread
+    told = [line for line in lines(folder.events) if line["event"] in ("answers_unread", "mismatch")]
+    assert [line["event"] for line in told] == ["answers_unread"] * (unread > 2) + ["mismatch"] * (mismatch > 0.05)
+    assert unread < 2 or (told[0]["answers"], told[0]["such_as"]) == (5, one_line("'hm' names no action\x1b[2J"))

@@ -12,10 +12,11 @@ from torch import nn
 from transformers import GenerationConfig, LogitsProcessorList
 from transformers.modeling_outputs import BaseModelOutput
 
+from digirl_dist.agent.answers import read_or_wait
 from digirl_dist.agent.autoui.encoders import ScreenEncoder, TextEncoder, mean_over
 from digirl_dist.agent.autoui.model import Pretrained
 from digirl_dist.agent.sampling import AnswerSampler, SamplingParams, joined, log_probs_of_answers, padded
-from digirl_dist.emulator.aitw import DECISION, PROMPT_BEGINS, AutoUiReader, to_autoui, to_prompt
+from digirl_dist.emulator.aitw import DECISION, PROMPT_BEGINS, read_autoui, to_autoui, to_prompt
 from digirl_dist.emulator.touch_actions import TOKENS, DeviceAction
 from digirl_dist.errors import ActionError
 from digirl_dist.trajectory import Decision, Observation
@@ -58,7 +59,6 @@ class AutoUiAgent(nn.Module):
             decoder_start_token_id=begins,
             do_sample=False,
         )
-        self._reader = AutoUiReader()
 
     @property
     def feature_size(self) -> int:
@@ -130,7 +130,7 @@ class AutoUiAgent(nn.Module):
 
     def _action(self, tokens: list[int]) -> Json:
         text = self._tokenizer.decode(tokens, skip_special_tokens=True)
-        return {**self._reader(text).to_json(), TOKENS: tokens}
+        return {**read_or_wait(text, read_autoui), TOKENS: tokens}
 
     def _tokens(self, action: Json) -> list[int]:
         """Raises ActionError for what is neither a text nor a device action."""

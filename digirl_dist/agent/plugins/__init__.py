@@ -5,12 +5,16 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from enum import Enum
+from functools import partial
 from typing import TYPE_CHECKING, ClassVar
 
+from digirl_dist.agent.answers import Coordinates
 from digirl_dist.emulator import DeviceActions, EmulatorSpec
-from digirl_dist.emulator.touch_actions import SAID, TOKENS
+from digirl_dist.emulator.touch_actions import SAID, TOKENS, UNREAD
 from digirl_dist.errors import ActionError
+from digirl_dist.settings.expert import expert
 from digirl_dist.settings.plugins import AgentSettings
+from digirl_dist.settings.ranges import FewOrNone, Screenshots
 from digirl_dist.types import Json
 
 if TYPE_CHECKING:
@@ -69,10 +73,36 @@ class AgentPlugin(AgentSettings, ABC):
         spec.actions.check(action)
 
 
+@dataclass
+class WritingAgentPlugin(AgentPlugin, ABC):
+    """Settings of a chat model: what it is asked, and how it writes."""
+
+    suits: ClassVar[Suits] = Suits.screens
+    coordinates: Coordinates = Coordinates.shares
+    """How the model writes places: UI-TARS 1.5 and Qwen2.5-VL in pixels, Qwen3-VL, OS-Atlas, AutoGLM and CogAgent in
+    thousandths."""
+    system: str = ""
+    """Your own rules for the model; empty: general ones that ask for one line of JSON."""
+    previous_actions: FewOrNone = expert(3)
+    """Number of the model's latest answers in the prompt, thoughts included."""
+    screenshots: Screenshots = expert(1)
+    """Number of latest screenshots in the prompt, the present one included."""
+    labels: bool = expert(False)
+    """List what is on the screen, numbered, for emulators that name it; the model may tap a number."""
+
+    def wrapped(self, emulator: EmulatorFactory) -> EmulatorFactory:
+        from digirl_dist.agent.prompts import task_text
+        from digirl_dist.emulator.remembered import PromptedEmulator
+
+        told = self.previous_actions, task_text, self.labels, self.screenshots - 1
+        return partial(PromptedEmulator, emulator, *told)
+
+
 def check_tokens(action: Json, most: int) -> None:
     """Raises ActionError unless an action tells what was said, in ``most`` tokens at most."""
     tokens = action.get(TOKENS) if isinstance(action, dict) else None
     if not isinstance(tokens, list) or not 0 < len(tokens) <= most or not all(type(each) is int for each in tokens):
         raise ActionError(f"{tokens!r:.200} are not between 1 and {most} tokens, in which the action was written")
-    if not isinstance(action.get(SAID, ""), str):
-        raise ActionError(f"what was said is {action[SAID]!r:.200} and no text")
+    for remark in (SAID, UNREAD):
+        if not isinstance(action.get(remark, ""), str):
+            raise ActionError(f"the remark {remark} is {action[remark]!r:.200} and no text")

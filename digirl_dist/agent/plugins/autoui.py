@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, ClassVar
@@ -15,6 +16,7 @@ from digirl_dist.settings.ranges import Few, FewOrNone, Positive, Share
 if TYPE_CHECKING:
     from digirl_dist.agent import AgentFactory
     from digirl_dist.emulator import EmulatorFactory, EmulatorSpec
+    from digirl_dist.emulator.remembered import Past
     from digirl_dist.trajectory import Observation
     from digirl_dist.types import Json
 
@@ -66,7 +68,12 @@ class AutoUiSettings(AgentPlugin):
         check_tokens(action, self.answer_length)
 
     def wrapped(self, emulator: EmulatorFactory) -> EmulatorFactory:
-        from digirl_dist.emulator.aitw import to_prompt
         from digirl_dist.emulator.remembered import PromptedEmulator
 
-        return partial(PromptedEmulator, emulator, self.previous_actions, to_prompt)
+        return partial(PromptedEmulator, emulator, self.previous_actions, _prompt)
+
+
+def _prompt(task: str, past: Sequence[Past]) -> str:
+    from digirl_dist.emulator.aitw import to_prompt
+
+    return to_prompt(task, [each.action for each in past])

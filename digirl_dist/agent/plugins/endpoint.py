@@ -6,24 +6,23 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from digirl_dist.agent.plugins import AgentPlugin, Suits
+from digirl_dist.agent.plugins import WritingAgentPlugin
 from digirl_dist.settings.expert import MISSING, expert
 from digirl_dist.settings.extras import extra_needed
 from digirl_dist.settings.judging import ChatSettings
-from digirl_dist.settings.ranges import FewOrNone, Pause
+from digirl_dist.settings.ranges import Pause
 
 if TYPE_CHECKING:
     from digirl_dist.agent import AgentFactory
-    from digirl_dist.emulator import EmulatorFactory, EmulatorSpec
+    from digirl_dist.emulator import EmulatorSpec
 
 
 @dataclass
-class EndpointSettings(ChatSettings, AgentPlugin):
+class EndpointSettings(ChatSettings, WritingAgentPlugin):
     """A vision-language chat model behind any server that speaks OpenAI's chat completions. It acts but does not
     learn."""
 
     extras: ClassVar[tuple[str, ...]] = ("endpoint",)
-    suits: ClassVar[Suits] = Suits.screens
     name: str = "endpoint"
     model: str = MISSING
     """Name of the model, as the server knows it."""
@@ -35,10 +34,6 @@ class EndpointSettings(ChatSettings, AgentPlugin):
     server's log-probabilities."""
     seed: bool = expert(True)
     """Send a seed that follows from the ticket with each request; false for servers that refuse it."""
-    system: str = ""
-    """Your own rules for the model; empty: general ones that ask for one line of JSON."""
-    previous_actions: FewOrNone = expert(3)
-    """Number of latest actions in the prompt."""
 
     @property
     def learns(self) -> bool:
@@ -47,10 +42,5 @@ class EndpointSettings(ChatSettings, AgentPlugin):
     def build(self, spec: EmulatorSpec) -> AgentFactory:
         with extra_needed("agent=endpoint", "httpx", "endpoint"):
             from digirl_dist.agent.endpoint import EndpointAgent
-        return partial(EndpointAgent, self, self.system, self.seed)
-
-    def wrapped(self, emulator: EmulatorFactory) -> EmulatorFactory:
-        from digirl_dist.agent.prompts import task_text
-        from digirl_dist.emulator.remembered import PromptedEmulator
-
-        return partial(PromptedEmulator, emulator, self.previous_actions, task_text)
+        rules = self, self.system, self.seed
+        return partial(EndpointAgent, *rules, coordinates=self.coordinates, earlier=self.screenshots - 1)

@@ -7,16 +7,16 @@ from enum import Enum
 from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from digirl_dist.agent.plugins import AgentPlugin, Suits, check_tokens
+from digirl_dist.agent.plugins import WritingAgentPlugin, check_tokens
 from digirl_dist.settings.expert import MISSING, expert
 from digirl_dist.settings.extras import extra_needed
 from digirl_dist.settings.paths import Elsewhere
 from digirl_dist.settings.plugins import values
-from digirl_dist.settings.ranges import Few, FewOrNone, Positive, Share
+from digirl_dist.settings.ranges import Few, Positive, Share
 
 if TYPE_CHECKING:
     from digirl_dist.agent import AgentFactory
-    from digirl_dist.emulator import EmulatorFactory, EmulatorSpec
+    from digirl_dist.emulator import EmulatorSpec
     from digirl_dist.trajectory import Observation
     from digirl_dist.types import Json
 
@@ -48,11 +48,10 @@ class LoraSettings:
 
 
 @dataclass
-class VlmSettings(AgentPlugin):
+class VlmSettings(WritingAgentPlugin):
     """Any vision-language chat model of Hugging Face (image-text-to-text), with LoRA."""
 
     extras: ClassVar[tuple[str, ...]] = ("vlm",)
-    suits: ClassVar[Suits] = Suits.screens
     name: str = "vlm"
     model: Elsewhere = MISSING
     """A folder, or a name on the hub. The host loads it, and so does each worker that acts itself."""
@@ -63,10 +62,6 @@ class VlmSettings(AgentPlugin):
     """Longest answer in tokens."""
     temperature: Positive = 1.0
     """Temperature of sampling; log-probabilities are those of the tempered distribution."""
-    system: str = ""
-    """Your own rules for the model; empty: general ones that ask for one line of JSON."""
-    previous_actions: FewOrNone = expert(3)
-    """Number of latest actions in the prompt."""
     rows_at_once: Few = expert(8)
     """Screens that pass through the model together, where nothing is learned."""
     gradient_checkpointing: bool = False
@@ -78,15 +73,10 @@ class VlmSettings(AgentPlugin):
         with extra_needed("agent=vlm", "transformers and peft", "vlm"):
             from digirl_dist.agent.vlm import VlmAgent
         given = {**values(self), "lora": asdict(self.lora), "dtype": self.dtype.value}
-        del given["previous_actions"]  # the wrapper's
+        for of_wrapper in ("previous_actions", "labels"):
+            del given[of_wrapper]
         return partial(VlmAgent, spec, **given)
 
     def check_action(self, spec: EmulatorSpec, observation: Observation, action: Json) -> None:
         super().check_action(spec, observation, action)
         check_tokens(action, self.max_new_tokens)
-
-    def wrapped(self, emulator: EmulatorFactory) -> EmulatorFactory:
-        from digirl_dist.agent.prompts import task_text
-        from digirl_dist.emulator.remembered import PromptedEmulator
-
-        return partial(PromptedEmulator, emulator, self.previous_actions, task_text)

@@ -12,8 +12,9 @@ from peft import get_peft_model_state_dict, set_peft_model_state_dict
 from torch import nn
 from transformers import LogitsProcessorList
 
+from digirl_dist.agent.answers import Coordinates
 from digirl_dist.agent.sampling import AnswerSampler, SamplingParams, joined, log_probs_of_answers, padded
-from digirl_dist.agent.vlm.pictures import screenshot
+from digirl_dist.agent.vlm.pictures import Scaled, screenshot
 from digirl_dist.agent.vlm.pretrained import (
     ends_of,
     load_model,
@@ -51,6 +52,8 @@ class VlmAgent(nn.Module):
         max_new_tokens: int,
         temperature: float,
         system: str,
+        coordinates: Coordinates,
+        screenshots: int,
         rows_at_once: int,
         gradient_checkpointing: bool,
     ) -> None:
@@ -67,7 +70,17 @@ class VlmAgent(nn.Module):
         ends = frozenset(ends_of(self._model.generation_config.eos_token_id))
         self._sampling = SamplingParams(ends, max_new_tokens, temperature, placeholders(self._model.config))
         vocabulary = self._model.get_input_embeddings().num_embeddings
-        self.wording = Wording(model, self._processor.tokenizer, self._sampling, vocabulary, system)
+        tokenizer, scaled = self._processor.tokenizer, Scaled(self._processor.image_processor)
+        self.wording = Wording(
+            model,
+            tokenizer,
+            self._sampling,
+            vocabulary,
+            system=system,
+            coordinates=coordinates,
+            earlier=screenshots - 1,
+            scaled=scaled,
+        )
         self.feature_size = int(self._model.config.get_text_config().hidden_size)
         self.eval()
 
@@ -135,7 +148,8 @@ class VlmAgent(nn.Module):
         sampler = AnswerSampler(self._sampling, [rng for _, rng in rows])
         given = self._read([seen for seen, _ in rows])
         self._model.generate(**given, logits_processor=LogitsProcessorList([sampler]))
-        return [answer.decision(self.wording.action(answer)) for answer in sampler.answers()]
+        answered = zip(sampler.answers(), rows, strict=True)
+        return [answer.decision(self.wording.action(answer, seen)) for answer, (seen, _) in answered]
 
     def _log_prob(self, rows: Sequence[tuple[Observation, list[int]]]) -> torch.Tensor:
         """What is written is [B, T]; only the logits from which it was drawn are computed."""
@@ -149,8 +163,7 @@ class VlmAgent(nn.Module):
 
     def _read(self, observations: Sequence[Observation]) -> Inputs:
         """Raises TrajectoryError for an observation without a screenshot."""
-        shown = [{"type": "image", "image": screenshot(seen.image)} for seen in observations]
-        chats = [self.wording.chat(seen.text, picture) for seen, picture in zip(observations, shown, strict=True)]
+        chats = [self.wording.chat(seen, _part) for seen in observations]
         given = self._processor.apply_chat_template(
             chats,
             add_generation_prompt=True,
@@ -160,6 +173,10 @@ class VlmAgent(nn.Module):
             processor_kwargs={"padding": True},
         )
         return dict(given.to(device=self._model.device, dtype=self._model.dtype))
+
+
+def _part(image: bytes) -> Json:
+    return {"type": "image", "image": screenshot(image)}
 
 
 def _continued(given: Inputs, answers: Sequence[Sequence[int]]) -> Inputs:

@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 from PIL.Image import Image
+from PIL.Image import new as new_picture
 from transformers.image_processing_utils import BatchFeature
 from transformers.image_utils import make_flat_list_of_images
 
@@ -15,6 +16,7 @@ from digirl_dist.agent.pixels import opened
 from digirl_dist.storage.digest import digest
 
 _MOST_BYTES = 2 << 30
+_MOST_SIZES = 16
 _DIGEST = "digest"
 
 Parts = Mapping[str, torch.Tensor]
@@ -70,6 +72,29 @@ class RememberedPictures:
     def _forget(self) -> None:
         while self._bytes > _MOST_BYTES and self._known:
             self._bytes -= _size(self._known.popitem(last=False)[1])
+
+
+class Scaled:
+    """Returns the height and width that a picture has when the image processor has scaled it, where that shows.
+
+    Qwen's processors make a grid of patches of pictures, ``image_grid_thw``; models of other kinds write no pixels.
+    """
+
+    def __init__(self, image_processor: Any) -> None:
+        self._image_processor = image_processor
+        self._known: dict[tuple[int, int], tuple[int, int]] = {}
+
+    def __call__(self, size: tuple[int, int]) -> tuple[int, int]:
+        if size not in self._known:
+            if len(self._known) > _MOST_SIZES:
+                self._known.clear()
+            made = self._image_processor(images=[new_picture("RGB", size[::-1])], return_tensors="pt")
+            grid, patch = made.get("image_grid_thw"), getattr(self._image_processor, "patch_size", None)
+            if grid is None or not isinstance(patch, int):
+                self._known[size] = size
+            else:
+                self._known[size] = int(grid[0, 1]) * patch, int(grid[0, 2]) * patch
+        return self._known[size]
 
 
 def _size(made: Parts) -> int:

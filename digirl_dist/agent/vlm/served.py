@@ -24,7 +24,8 @@ from digirl_dist.agent.vlm.agent import VlmAgent
 from digirl_dist.chat import image_part
 from digirl_dist.chat.client import Sampled
 from digirl_dist.chat.lora_server import LoraServer
-from digirl_dist.errors import ChatRefused, SettingsError, TrajectoryError
+from digirl_dist.emulator.touch_actions import TOKENS
+from digirl_dist.errors import ChatRefused, SettingsError
 from digirl_dist.trajectory import Decision, Observation
 from digirl_dist.types import Json
 
@@ -92,17 +93,26 @@ class ServedVlm:
         """Returns one decision by the weights of that name."""
         sampled = self._sample(adapter, observation, rng)
         answer = Answer(sampled.tokens, sampled.log_probs)
-        return answer.decision(self._wording.action(answer))
+        return answer.decision(self._wording.action(answer, observation))
+
+    def sleep(self) -> None:
+        """Makes the server release memory of its GPU until ``wake``."""
+        self._server.sleep()
+
+    def wake(self) -> None:
+        """Makes it ready to answer again."""
+        self._server.wake()
 
     def check(self, agent: VlmAgent) -> Exactness:
-        """Compares log-probabilities with those of ``agent``, which is fresh, and gets weights that matter here.
+        """Compares log-probabilities with those of ``agent``, which is fresh, and has weights that matter meanwhile.
 
         Fresh low-rank weights change nothing, so a server that ignored them could not be told.
         """
         randomness = torch.Generator().manual_seed(0)
+        fresh = {name: tensor.clone() for name, tensor in agent.state_dict().items()}
         state = {
             name: tensor if "lora_A" in name else _PROBE_SCALE * torch.randn(tensor.shape, generator=randomness)
-            for name, tensor in agent.state_dict().items()
+            for name, tensor in fresh.items()
         }
         adapter = self.load("probe", state)
         try:
@@ -113,13 +123,14 @@ class ServedVlm:
         without = self._apart(agent, screens, answers)
         agent.load_state_dict(state)
         with_them = self._apart(agent, screens, answers)
+        agent.load_state_dict(fresh)
         tokens = sum(len(answer.tokens) for answer in answers)
         prompts = _prompts(agent, screens[0], answers[0])
         return Exactness(len(answers), tokens, sum(with_them) / tokens, max(with_them), sum(without) / tokens, prompts)
 
     def _apart(self, agent: VlmAgent, screens: list[Observation], answers: list[Sampled]) -> list[float]:
         """By how much the log-probability of each answer is off the agent's."""
-        actions: list[Json] = [self._wording.action(Answer(each.tokens, [])) for each in answers]
+        actions: list[Json] = [{TOKENS: answer.tokens} for answer in answers]
         with torch.no_grad():
             computed = agent.log_prob(screens, actions).double().cpu().tolist()
         return [abs(sum(answer.log_probs) - own) for answer, own in zip(answers, computed, strict=True)]
@@ -138,9 +149,7 @@ class ServedVlm:
 
     def _sample(self, adapter: str, seen: Observation, rng: np.random.Generator) -> Sampled:
         """Raises ChatRefused for an answer that this model cannot have written so."""
-        if seen.image is None:
-            raise TrajectoryError("an observation has no screenshot, which this agent needs")
-        chat = self._wording.chat(seen.text, image_part(seen.image))
+        chat = self._wording.chat(seen, image_part)
         request = {**self._request, "seed": int(rng.integers(2**31))}
         try:
             sampled = self._server.sample(adapter, chat, request)
