@@ -261,11 +261,8 @@ class Service:
 def _changed(acts: Endpoint, given: NewPolicy) -> Endpoint:
     if given.folder is not None or given.weights is not None:
         raise Refusal(400, "an endpoint acts, whose weights are its server's: name a model, sampling or a version")
-    changed = {
-        "model": given.model or acts.model,
-        "sampling": acts.sampling if given.sampling is None else given.sampling,
-    }
-    return dataclasses.replace(acts, **changed)
+    sampling = acts.sampling if given.sampling is None else given.sampling
+    return dataclasses.replace(acts, model=given.model or acts.model, sampling=sampling)
 
 
 def as_json(episode: Episode) -> dict[str, Json]:
