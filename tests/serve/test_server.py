@@ -22,6 +22,7 @@ from safetensors.torch import load_file, save_file
 
 from digirl_dist import Run
 from digirl_dist.cli.main import main
+from digirl_dist.serve import door, server
 
 pytestmark = [pytest.mark.system, pytest.mark.timeout(400), pytest.mark.long_file(90)]
 
@@ -186,9 +187,18 @@ def test_no_hostile_request_gets_anything(here: Served) -> None:
     assert {name: told for name, told in answers.items() if told != "closed" and not told.startswith("4")} == {}
 
 
-def siege(here: Served, count: int, memory_grows_mb: int) -> None:
+ALLOWED_MB = (door._STRANGERS * 4 * door._RECEIVED_BYTES + server.LARGE_BODIES * 2 * server.BODY_BYTES) / 2**20
+"""What the limits allow at once, 96 MiB: of each stranger, what is read at a time (the kernel takes twice what it is
+told) in h11's buffer and in uvicorn's; of each large body, itself and what it is read into. Of 4,000 requests, 35 were
+measured: memory that is free again, but in pieces."""
+
+
+def siege(here: Served, count: int) -> None:
     """Strangers come while the owner works: nobody gets in, the owner is served, memory and connections are bounded."""
     process = psutil.Process(here.process.pid)
+    now = cursor(here)
+    here.ask("warm", n=2)
+    here.landed(now, "warm/0", "warm/1")
     asyncio.run(besiege(here.port, here.token, 60, seed=1))  # what a server holds after its first requests
     before, most, owner = memory_mb(process), 0.0, Owner(here)
     owner.start()
@@ -202,18 +212,18 @@ def siege(here: Served, count: int, memory_grows_mb: int) -> None:
     assert owner.error is None and owner.asked > 0
     assert {name: times for name, times in tally.items() if name.rpartition(": ")[2].startswith("2")} == {}
     assert sum(tally.values()) >= 0.98 * count
-    assert most - before < memory_grows_mb
+    assert most - before < ALLOWED_MB
     eventually(lambda: len(process.net_connections("tcp")) < 20, 30)
 
 
 def test_strangers_keep_nobody_out_and_cost_no_memory(here: Served) -> None:
-    siege(here, 200, memory_grows_mb=64)
+    siege(here, 200)
 
 
 @pytest.mark.nightly
 @pytest.mark.timeout(1500)
 def test_ten_thousand_of_them_neither(here: Served) -> None:
-    siege(here, 10_000, memory_grows_mb=256)
+    siege(here, 10_000)
 
 
 ANOTHER_USER = """
