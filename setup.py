@@ -32,7 +32,8 @@ VERIFIERS = [*OPENENV, "httpx>=0.27", "verifiers>=0.4,<0.5; python_version>='3.1
 RAY = ["ray>=2.40"]
 BRIDGES = [*TRAIN, "rsl-rl-lib>=5.5,<6", "skrl>=2.1,<3", "stable-baselines3>=2.7"]
 HUB = ["huggingface_hub>=0.34"]
-SERVE = VIEW = ["starlette>=0.45", "uvicorn>=0.34"]
+VIEW = ["starlette>=0.45", "uvicorn>=0.34"]
+SERVE = ["anyio>=4.0", *VIEW]
 DATA = ["pandas>=2.0"]
 DOCS = ["zensical>=0.0.73", "griffelib>=2.0"]
 # Flax needs that Python itself.

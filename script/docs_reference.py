@@ -43,8 +43,8 @@ HTTP = """\
 What `digirl-dist serve` answers. [Your own trainer](../python.md#over-http) shows it at work.
 
 Each request has the header `Authorization: Bearer TOKEN` and names this machine in `Host`. Requests of web pages, which
-have an `Origin`, are refused. Bodies and answers are JSON; a body has at most 4 MiB. An answer that is no success is
-`{"error": …}`: one sentence, with the remedy. In a path, a key is percent-encoded.
+have an `Origin`, are refused. Bodies and answers are JSON; a body has at most BODY_MIB MiB. An answer that is no
+success is `{"error": …}`: one sentence, with the remedy. In a path, a key is percent-encoded.
 
 A rollout is `{key, state, cursor, task, seed, …}`. `state` is `running`, `landed`, or what it was lost to:
 `infrastructure`, `environment`, `agent` or `cancelled`, with the `reason`; a loss has no reward. `cursor` is its place
@@ -136,7 +136,7 @@ def signature_part(each):
 
 def http():
     """The routes of ``digirl-dist serve``, and the bodies that they take."""
-    parts = [f"# The HTTP interface\n\n{HTTP}"]
+    parts = [f"# The HTTP interface\n\n{HTTP.replace('BODY_MIB', str(server.BODY_BYTES >> 20))}"]
     for route in server.ROUTES:
         takes = f" The body: `{route.body.__name__}`." if route.body else ""
         says = prose(route.answer.__doc__).replace("``", "`")

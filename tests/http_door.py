@@ -11,7 +11,7 @@ import subprocess
 import sys
 import threading
 from collections import Counter
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
@@ -84,8 +84,8 @@ def answered(answer: httpx.Response, status: int = 200) -> dict[str, Any]:
 
 
 @contextmanager
-def served(folder: Path, *more: str) -> Iterator[Served]:
-    command = [sys.executable, "-m", "digirl_dist", "serve", f"save_path={folder}", *WORDS, *more]
+def served(folder: Path, *more: str, words: Sequence[str] = WORDS) -> Iterator[Served]:
+    command = [sys.executable, "-m", "digirl_dist", "serve", f"save_path={folder}", *words, *more]
     process = subprocess.Popen(command, env=environment(), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     assert process.stdout is not None and process.stderr is not None
     try:
@@ -195,6 +195,7 @@ CLUMSY: dict[str, Attack] = {
     "a body that is no JSON": _post("[" * 9, OWN, "Content-Length: 9"),
     "a deep body": _post("[" * 200_000, OWN, "Content-Length: 200000"),
     "a body of a gigabyte": _post("x" * 100_000, OWN, "Content-Length: 1073741824"),
+    "a large body that stops halfway": _post("x" * 200_000, OWN, "Content-Length: 1500000"),
     "a body of 5 MiB": _post("x" * (5 << 20), OWN, f"Content-Length: {5 << 20}"),
     "a number that is none": _get(OWN, path="/rollouts?after=" + "9" * 400),
     "a cursor of the future": _get(OWN, path="/rollouts?after=999999999"),

@@ -61,6 +61,12 @@ def descriptors_left(count: int) -> Iterator[None]:
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
 
 
+def ssh_server(name: str) -> psutil.Process:
+    """The SSH server of a localhost worker that this process started."""
+    [found] = [one for one in descendants_with("digirl_dist.ssh.localhost_server") if command_line(one).endswith(name)]
+    return found
+
+
 def kill_a_worker_program(folder: str) -> None:
     """Kills the program of one worker of the dry run in this folder, as soon as there is one."""
 

@@ -14,14 +14,17 @@ from digirl_dist.api import arguments
 from digirl_dist.chat import Messages
 from digirl_dist.errors import DigirlDistError
 from digirl_dist.settings.engines import refuse_address
+from digirl_dist.settings.extras import extra_needed
 from digirl_dist.trajectory import Decision, NoDecision, Observation
 from digirl_dist.types import Json
 
 if TYPE_CHECKING:
     import torch
 
+_SAME = ("model", "key_variable", "answer_s", "outage_s", "system", "previous_actions", "requests_per_minute")
+"""Fields that are settings of ``agent=endpoint`` by the same name."""
 _CALLED = {
-    **{name: f"Endpoint({name}=…)" for name in ("model", "key_variable", "answer_s", "outage_s")},
+    **{name: f"Endpoint({name}=…)" for name in _SAME},
     "base_url": "Endpoint(url=…)",
     "request": "Endpoint(sampling=…)",
 }
@@ -50,8 +53,12 @@ class Endpoint:
     """Makes the action of an answer, for emulators other than screens; None: a touch action."""
     key_variable: str = ""
     """NAME of the environment variable with the key; empty: the server needs none."""
+    previous_actions: int = 3
+    """Number of latest actions in the prompt of a model that sees screens."""
     at_once: int = 64
     """Requests that are under way at a time."""
+    requests_per_minute: float = 0.0
+    """Largest rate of requests, which are spread evenly; 0: no limit."""
     answer_s: float = 60.0
     """Longest wait for one answer, in seconds."""
     outage_s: float = 120.0
@@ -66,18 +73,24 @@ class Endpoint:
         refuse_address("Endpoint(url=…)", self.url)
         arguments.whole("at_once", self.at_once, 1, _MOST_AT_ONCE)
 
+    @classmethod
+    def of(cls, settings: EndpointSettings) -> Endpoint:
+        """Returns the endpoint that settings of ``agent=endpoint`` describe."""
+        with extra_needed("agent=endpoint", "httpx", "endpoint"):
+            from digirl_dist.chat.client import url_of
+        sampling = {**dict.fromkeys(_SAMPLING), **settings.request}
+        tokens = bool(sampling.pop("logprobs", None))
+        same: dict[str, Any] = {name: getattr(settings, name) for name in _SAME}
+        return cls(url_of(settings), sampling=sampling, seeded=settings.seed, tokens=tokens, **same)
+
     @property
     def settings(self) -> EndpointSettings:
         """The same as settings of ``agent=endpoint``."""
         return EndpointSettings(
-            model=self.model,
             base_url=self.url,
-            key_variable=self.key_variable,
-            answer_s=self.answer_s,
-            outage_s=self.outage_s,
             request={**_SAMPLING, **self.sampling},
             seed=self.seeded,
-            system=self.system,
+            **{name: getattr(self, name) for name in _SAME},
         )
 
 

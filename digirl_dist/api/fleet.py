@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 from digirl_dist.agent import contract
+from digirl_dist.agent.plugins.endpoint import EndpointSettings
 from digirl_dist.api import arguments
 from digirl_dist.api.endpoint import Endpoint, Endpoints
 from digirl_dist.api.episodes import Episode, Episodes, html_table
@@ -160,15 +161,17 @@ class Fleet(Closeable):
         """Tasks of the task set."""
         return list(self._device.tasks)
 
-    def starting_policy(self, trust: bool = False) -> Policy:
+    def starting_policy(self, trust: bool = False) -> Policy | Endpoint:
         """Returns the policy that acted last in ``save_path``, or else the configuration's agent with fresh weights.
 
-        Raises as ``Policy.from_folder``.
+        With ``agent=endpoint``, that is the endpoint. Raises as ``Policy.from_folder``.
         """
         from digirl_dist.api.policy import Policy
         from digirl_dist.assembly.parts import agent_plugin, build_device
         from digirl_dist.assembly.policy import describe_policy
 
+        if isinstance(agent := self._settings.agent, EndpointSettings):
+            return Endpoint.of(agent)
         newest = self._folder / "checkpoints" / "latest"
         if (newest / "manifest.json").exists():
             return Policy.from_folder(newest, trust)

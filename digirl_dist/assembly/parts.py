@@ -266,7 +266,7 @@ def build_host_policy(
         return EnginePolicies(made, made.endpoint.at_once, outages, made.close, newest)
     batching, limit_s = Batching(settings.inference_batch, settings.inference_wait_ms / 1000), settings.limits.stuck_s
     if acts_here:
-        return PolicyServer(InThisProcess(agent), batching, limit_s, events, status)
+        return PolicyServer(InThisProcess(agent, limit_s), batching, limit_s, events, status)
     process = PolicyProcess(pack(placed(settings, agent)), log, limit_s, newest)
     return PolicyServer(process, batching, limit_s, events, status)
 

@@ -10,6 +10,7 @@ from PIL import Image
 
 from digirl_dist.bridges.openenv import OpenEnvFleet
 from digirl_dist.bridges.text_episode import TextEpisode
+from digirl_dist.errors import EmulatorError
 
 
 class FleetEnvironment:
@@ -21,12 +22,21 @@ class FleetEnvironment:
 
     def __init__(self, fleet: OpenEnvFleet, pictures: bool = False) -> None:
         """``pictures``: observations have screenshots, for a model that reads them."""
+        self._fleet = fleet
         self._episode = TextEpisode(fleet.converse())
         self._pictures = pictures
 
     def reset(self, **row: Any) -> Any:
-        """Begins an episode; returns the first observation. Raises EmulatorError."""
-        return self._shown(self._episode.begin(row))
+        """Begins an episode; returns the first observation, or why there is none: an error would end the training.
+
+        Raises EmulatorError if no worker is left.
+        """
+        try:
+            return self._shown(self._episode.begin(row))
+        except EmulatorError as error:
+            if not self._fleet.workers:
+                raise
+            return f"There is no episode: {error}"
 
     def act(self, action: str) -> Any:
         """

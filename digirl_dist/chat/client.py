@@ -102,6 +102,11 @@ def key_of(settings: ChatSettings, group: str) -> str:
     return os.environ[variable]
 
 
+def url_of(settings: ChatSettings) -> str:
+    """Returns the server's address: the settings', or the environment's, or else OpenAI's."""
+    return (settings.base_url or os.environ.get("OPENAI_BASE_URL") or _OPENAI).rstrip("/")
+
+
 class ChatServer:
     """One model behind one server. Safe to use from any thread."""
 
@@ -111,7 +116,7 @@ class ChatServer:
         self._key = key
         self._called = {each.name: f"{group}.{each.name}" for each in fields(settings)} | dict(called or {})
         # Retries happen here, so that each is reported and an outage may last as long as the user allows.
-        self._url = (settings.base_url or os.environ.get("OPENAI_BASE_URL") or _OPENAI).rstrip("/")
+        self._url = url_of(settings)
         self._http = BoundedHttp(key, settings.answer_s)
         self._stopping = threading.Event()
         self._pace = Pace(settings.requests_per_minute, self._stopping)

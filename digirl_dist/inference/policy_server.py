@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import queue
 import socket
 import subprocess
 import sys
@@ -10,7 +11,9 @@ import time
 import traceback
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence, Set
+from concurrent.futures import Future, wait
 from dataclasses import dataclass, field, replace
+from functools import partial
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any, Protocol
@@ -143,26 +146,62 @@ class _Asked:
 
 
 class InThisProcess:
-    """Acts in place of a ``PolicyProcess``: for a caller's own function, which nothing can carry elsewhere."""
+    """Acts in place of a ``PolicyProcess``: for a caller's own function, which nothing can carry elsewhere.
 
-    def __init__(self, agent: AgentFactory) -> None:
+    Nothing can end a function that hangs, either. What it was asked fails at the limit, and so does all that it is
+    asked until it returns: it is never called twice at a time.
+    """
+
+    def __init__(self, agent: AgentFactory, limit_s: float) -> None:
         self._policies = LocalPolicies(agent, newest=True)
+        self._limit_s = limit_s
+        self._work: queue.SimpleQueue[tuple[Callable[[], Any], Future[Any]] | None] = queue.SimpleQueue()
+        threading.Thread(target=self._run, name="act", daemon=True).start()
 
     def serve(self, checkpoints: Mapping[int, Checkpoint]) -> dict[int, str]:
-        for version in checkpoints.keys() - set(self._policies):
-            self._policies.load(version, checkpoints[version].state())
-        self._policies.retire(set(checkpoints))
+        """Raises PolicyLostError, as ``decide``."""
+        self._within_limit(partial(self._load, checkpoints), "return")
         return {}
 
     def decide(self, requests: Sequence[InferenceRequest]) -> list[InferenceReply]:
+        """Returns one reply per request. Raises PolicyLostError if the function does not return in time."""
+        answers: list[InferenceReply] = self._within_limit(
+            partial(self._decide, requests), f"decide {len(requests)} actions"
+        )
+        return answers
+
+    def close(self) -> None:
+        """Nothing of it outlives the caller."""
+        self._work.put(None)
+
+    def _within_limit(self, work: Callable[[], Any], doing: str) -> Any:
+        done: Future[Any] = Future()
+        self._work.put((work, done))
+        if not wait([done], self._limit_s).done:
+            done.cancel()
+            raise PolicyLostError(f"the function that acts did not {doing} within {self._limit_s:g} s")
+        return done.result()
+
+    def _run(self) -> None:
+        while (asked := self._work.get()) is not None:
+            work, done = asked
+            if done.set_running_or_notify_cancel():
+                try:
+                    done.set_result(work())
+                except BaseException as error:  # whoever waits is told
+                    done.set_exception(error)
+
+    def _load(self, checkpoints: Mapping[int, Checkpoint]) -> None:
+        for version in checkpoints.keys() - set(self._policies):
+            self._policies.load(version, checkpoints[version].state())
+        self._policies.retire(set(checkpoints))
+
+    def _decide(self, requests: Sequence[InferenceRequest]) -> list[InferenceReply]:
         known = [request for request in requests if request.version in self._policies]
         gone = [request for request in requests if request.version not in self._policies]
         self._policies.ask(known)
         told = [InferenceFailure(one.number, f"there is no policy version {one.version} any more") for one in gone]
         return [*self._policies.answers(), *told]
-
-    def close(self) -> None:
-        """Nothing of it outlives the caller."""
 
 
 class PolicyServer:

@@ -32,8 +32,12 @@ _STRANGER_S = 5.0
 """From the connection to the end of the first request with the secret."""
 _GUESTS = 256
 """Connections that have shown it; the oldest of more ends."""
+_STALLED_S = 30.0
+"""A guest that reads nothing of its answer for so long is turned away: the answer is in memory until it is read."""
 _BACKLOG = 64
 _HEADER_BYTES = 1 << 15
+_RECEIVED_BYTES = 1 << 16
+"""What the kernel keeps for a connection, and so what is read of it at once; asyncio would read four times as much."""
 
 
 class Door:
@@ -44,6 +48,8 @@ class Door:
         """How many connections ended because they were too many, or did not show the secret in time."""
         self._strangers: OrderedDict[object, tuple[asyncio.Transport, asyncio.TimerHandle]] = OrderedDict()
         self._guests: OrderedDict[object, asyncio.Transport] = OrderedDict()
+        self._readers: dict[object, asyncio.TimerHandle] = {}
+        """Those that have yet to read what was written, and when they are looked at."""
 
     def enter(self, client: object, transport: asyncio.Transport) -> None:
         """Lets a connection wait for its first request; closes the oldest of too many."""
@@ -63,6 +69,22 @@ class Door:
         """Forgets a connection, which has ended."""
         self._leave_outside(client)
         self._guests.pop(client, None)
+        self.has_read(client)
+
+    def await_reader(self, client: object, transport: asyncio.Transport) -> None:
+        """Turns a client away unless it reads, from now until ``has_read``."""
+        left, loop = transport.get_write_buffer_size(), asyncio.get_running_loop()
+        self._readers[client] = loop.call_later(_STALLED_S, self._look_at_reader, client, transport, left)
+
+    def has_read(self, client: object) -> None:
+        if (look := self._readers.pop(client, None)) is not None:
+            look.cancel()
+
+    def _look_at_reader(self, client: object, transport: asyncio.Transport, left: int) -> None:
+        if transport.get_write_buffer_size() < left:
+            self.await_reader(client, transport)
+        else:
+            self._turn_away(transport)
 
     def protocol(door) -> type[H11Protocol]:
         """Returns uvicorn's protocol, with this door."""
@@ -77,6 +99,14 @@ class Door:
             def connection_lost(self, exc: Exception | None) -> None:
                 door.leave(self.client)
                 super().connection_lost(exc)
+
+            def pause_writing(self) -> None:
+                super().pause_writing()
+                door.await_reader(self.client, self.transport)
+
+            def resume_writing(self) -> None:
+                super().resume_writing()
+                door.has_read(self.client)
 
         return Watched
 
@@ -113,6 +143,7 @@ def on_port(address: str, port: int) -> socket.socket:
     family = socket.AF_INET6 if ":" in address else socket.AF_INET
     listening = socket.create_server((address, port), family=family)
     listening.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)  # else each second answer waits 40 ms
+    listening.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, _RECEIVED_BYTES)  # of each connection
     return listening
 
 

@@ -102,8 +102,9 @@ class Journal:
             return {key: self._entries[key] for key in islice(there, most)}
 
     def _write(self, entries: Mapping[str, Entry], newest: int | None = None) -> None:
-        number = {} if newest is None else {_NEWEST: newest}
-        self._kept.write({**{key: msgspec.to_builtins(entry) for key, entry in entries.items()}, **number})
+        """The number comes first: cut anywhere, the file never has one that it would give again."""
+        number: dict[str, Json] = {} if newest is None else {_NEWEST: newest}
+        self._kept.write(number | {key: msgspec.to_builtins(entry) for key, entry in entries.items()})
         with self._lock:
             self.newest = self.newest if newest is None else newest
             for key, entry in entries.items():

@@ -12,11 +12,13 @@ import secrets
 import stat
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from contextlib import AsyncExitStack, asynccontextmanager
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
 import msgspec
+from anyio import fail_after, to_thread
 from starlette.applications import Starlette
 from starlette.concurrency import run_in_threadpool
 from starlette.requests import Request
@@ -32,9 +34,14 @@ from digirl_dist.settings import regular_file
 from digirl_dist.storage import atomic_files, strict_json
 from digirl_dist.types import Closeable, Json, media_type
 
-_BODY_BYTES = 4 << 20
+BODY_BYTES = 2 << 20
+LARGE_BODIES = 8
+"""At once, each until it is answered."""
+_SMALL_BYTES = 1 << 16
 _UNREAD = 16
 """A body that is so many times as large ends the connection at once; who sent a smaller one reads why it is refused."""
+_THREADS = 8
+"""Requests at once that wait for the disk."""
 _BODY_S = 20.0
 _LOOK_S = 0.1
 _BEAT_S = 10.0
@@ -58,8 +65,8 @@ class Handler(NamedTuple):
 async def ask(service: Service, request: Request) -> Response:
     """Asks for a rollout or a group, and answers with what is known of each by key. A key that was asked for before
     is the same rollout: it is joined while it runs, returned once it landed, and runs again if it was lost."""
-    wanted = await _body(request, Ask)
-    return _json({"rollouts": _told(await run_in_threadpool(service.ask, wanted))}, 202)
+    async with _body(request, Ask) as wanted:
+        return _json({"rollouts": _told(await run_in_threadpool(service.ask, wanted))}, 202)
 
 
 async def follow(service: Service, request: Request) -> Response:
@@ -84,7 +91,8 @@ async def follow(service: Service, request: Request) -> Response:
 
 async def show(service: Service, request: Request) -> Response:
     """One rollout; once it landed, with its episode: task, seed, version of the policy, and each step with observation,
-    action, log-probability and reward. Screenshots are named by their digests."""
+    action, log-probability and reward, and with the tokens of a model's answers. Screenshots are named by their
+    digests."""
     key = request.path_params["key"]
     told = _told({key: service.entry(key)})[0]
 
@@ -114,14 +122,14 @@ async def cancel(service: Service, request: Request) -> Response:
 async def acknowledge(service: Service, request: Request) -> Response:
     """Forgets rollouts that are over, so that the server's memory has room for others. Who asks for such a key again
     gets a new rollout."""
-    given = await _body(request, Acknowledgement)
-    return _json({"acknowledged": await run_in_threadpool(service.acknowledge, given.keys)})
+    async with _body(request, Acknowledgement) as given:
+        return _json({"acknowledged": await run_in_threadpool(service.acknowledge, given.keys)})
 
 
 async def change(service: Service, request: Request) -> Response:
     """Has another policy act in the rollouts that begin from now on. Nothing of it is unpickled."""
-    given = await _body(request, NewPolicy)
-    return _json({"version": await run_in_threadpool(service.act_with, given)})
+    async with _body(request, NewPolicy) as given:
+        return _json({"version": await run_in_threadpool(service.act_with, given)})
 
 
 async def tasks(service: Service, request: Request) -> Response:
@@ -209,9 +217,15 @@ def application(service: Service, token: str, names: tuple[str, ...], entrance: 
         Route(each.path, _guarded(partial(each.answer, service)), methods=[each.method], name=each.answer.__name__)
         for each in ROUTES
     ]
-    app = Starlette(routes=routes)
-    app.state.door = entrance
+    app = Starlette(routes=routes, lifespan=_few_threads)
+    app.state.door, app.state.large_bodies = entrance, asyncio.Semaphore(LARGE_BODIES)
     return Guard(app, token, names, entrance)
+
+
+@asynccontextmanager
+async def _few_threads(_: Starlette) -> AsyncIterator[None]:
+    to_thread.current_default_thread_limiter().total_tokens = _THREADS
+    yield
 
 
 class Server(Closeable):
@@ -285,28 +299,42 @@ def _guarded(answer: Callable[[Request], Awaitable[Response]]) -> Callable[[Requ
     return respond
 
 
-async def _body(request: Request, kind: type[_T]) -> _T:
-    """Reads a body of the type. Raises Refusal if it is none, too large, or too slow."""
-    content = bytearray()
+@asynccontextmanager
+async def _body(request: Request, kind: type[_T]) -> AsyncIterator[_T]:
+    """Yields a body of the type. Raises Refusal if it is none, too large, or too slow.
 
-    async def read() -> None:
-        size = 0
-        async for part in request.stream():
-            content.extend(part[: _BODY_BYTES - size] if size < _BODY_BYTES else b"")
-            if (size := size + len(part)) > _UNREAD * _BODY_BYTES:
-                break
-        if size > _BODY_BYTES:
-            raise Refusal(413, f"the body has more than {_BODY_BYTES:,} bytes: ask in parts")
+    A large body has a place among few until it is answered. A small one waits for no place.
+    """
+    async with AsyncExitStack() as place:
+        content = await _read(request, place)
+        try:
+            wanted = msgspec.json.decode(content, type=kind)
+        except (msgspec.MsgspecError, ValueError, RecursionError) as error:
+            raise Refusal(400, f"the body is no {kind.__name__}: {error}") from None
+        del content
+        yield wanted
 
+
+async def _read(request: Request, place: AsyncExitStack) -> bytearray:
+    """No task of its own: a task and its exception would keep each other, and the body, until Python looks for
+    garbage."""
+    content, size = bytearray(), 0
+    declared = int(request.headers.get("content-length", 0))  # h11 lets nothing else through
     try:
-        await asyncio.wait_for(read(), _BODY_S)
-        return msgspec.json.decode(bytes(content), type=kind)
-    except asyncio.TimeoutError:
+        with fail_after(_BODY_S):
+            if declared <= _UNREAD * BODY_BYTES:
+                async for part in request.stream():
+                    if size <= _SMALL_BYTES < size + len(part):
+                        await place.enter_async_context(request.app.state.large_bodies)
+                    if (size := size + len(part)) <= BODY_BYTES:
+                        content += part
+                    elif size > _UNREAD * BODY_BYTES:
+                        break
+    except TimeoutError:
         raise Refusal(408, f"the body did not come within {_BODY_S:g} s: send it whole") from None
-    except (msgspec.MsgspecError, ValueError, RecursionError) as error:
-        raise Refusal(400, f"the body is no {kind.__name__}: {error}") from None
-    finally:
-        content.clear()  # what an error refers to may stay until Python looks for garbage
+    if max(size, declared) > BODY_BYTES:
+        raise Refusal(413, f"the body has more than {BODY_BYTES:,} bytes: ask in parts")
+    return content
 
 
 async def _events(service: Service, after: int) -> AsyncIterator[str]:

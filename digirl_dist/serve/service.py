@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import hashlib
 import math
 import queue
@@ -13,18 +14,26 @@ from typing import Annotated
 import msgspec
 from msgspec import Meta
 
+from digirl_dist.api.endpoint import Endpoint
 from digirl_dist.api.episodes import Episode
 from digirl_dist.api.fleet import Fleet
 from digirl_dist.api.policy import Policy
 from digirl_dist.collect.stream import Lost, Rollout
 from digirl_dist.errors import RunFolderError
 from digirl_dist.serve.journal import Entry, Journal
+from digirl_dist.storage import strict_json
 from digirl_dist.storage.checkpoint import read_weights
 from digirl_dist.tasks import Share, Task
 from digirl_dist.trajectory import Observation
 from digirl_dist.types import Json
 
 _AGAIN_S = 1.0
+_TASKS_BYTES = 16 << 20
+"""Of the task of one request, once for each rollout in the files."""
+_SHARES = 32
+"""So many rollouts may have tasks of that size together, and one alone no larger one than its share: how it ends must
+find room in its line (``json_lines.LONGEST_LINE``)."""
+_LONGEST_REASON = 10_000
 
 Text = Annotated[str, Meta(min_length=1, max_length=900)]
 Whole = Annotated[int, Meta(ge=0, le=2**53)]
@@ -63,12 +72,18 @@ class Acknowledgement(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class NewPolicy(msgspec.Struct, forbid_unknown_fields=True):
-    """Who acts in all rollouts that begin from now on. Paths are those of the server's machine."""
+    """Who acts in all rollouts that begin from now on: a folder or weights, whose paths are those of the server's
+    machine, or what is new about the endpoint that acts. For new weights behind an endpoint's name, a version is
+    enough."""
 
     folder: Text | None = None
     """The folder of a checkpoint or an export, with manifest.json and policy.safetensors."""
     weights: Text | None = None
     """A safetensors file with other weights for the agent that acts now, in place of a folder."""
+    model: Text | None = None
+    """The name by which the endpoint that acts knows its new weights."""
+    sampling: dict[str, Json] | None = None
+    """Further keys of the endpoint's requests, in place of those before."""
     version: Whole | None = None
     """Your own number for it, larger than those before; null takes the next one."""
 
@@ -84,7 +99,7 @@ class Refusal(Exception):
 class Service:
     """A fleet's rollouts by key, and the thread that notes how they ended."""
 
-    def __init__(self, fleet: Fleet, policy: Policy, trust: bool = False) -> None:
+    def __init__(self, fleet: Fleet, policy: Policy | Endpoint, trust: bool = False) -> None:
         """Has the fleet act with the policy, and takes up what a server before this one was asked for.
 
         ``trust`` lets policies name classes, models and servers of their own. Raises DigirlDistError if the fleet
@@ -121,6 +136,9 @@ class Service:
         """
         keys = [wanted.key] if wanted.n is None else [f"{wanted.key}/{member}" for member in range(wanted.n)]
         task = wanted.task if isinstance(wanted.task, str) else Task(**msgspec.structs.asdict(wanted.task))
+        size = len(strict_json.dumps(msgspec.to_builtins(task)))
+        if size * max(_SHARES, len(keys)) > _TASKS_BYTES:
+            raise Refusal(400, f"{len(keys)} times {size:,} bytes of a task are too much: shorten it, or ask in parts")
         limit_s = math.inf if wanted.deadline_s is None else wanted.deadline_s
         found: dict[str, Rollout] = {}
         with self._asking:
@@ -174,16 +192,22 @@ class Service:
 
     def act_with(self, given: NewPolicy) -> int:
         """Returns the version of the policy that acts from now on. Raises SettingsError, CheckpointError."""
-        if (given.folder is None) == (given.weights is None):
-            raise Refusal(400, "name a folder or a file of weights: one of both")
-        if given.folder is not None:
-            policy = Policy.from_folder(given.folder, self._trust)
-        else:
-            policy = Policy(self._policy.factory, read_weights(Path(str(given.weights))))
-            policy.settings, policy.described = self._policy.settings, self._policy.described
+        acts = self._policy
+        policy = _changed(acts, given) if isinstance(acts, Endpoint) else self._loaded(acts, given)
         found = self.fleet.update(policy, given.version)
         self._policy = policy
         return found
+
+    def _loaded(self, before: Policy, given: NewPolicy) -> Policy:
+        if given.model is not None or given.sampling is not None:
+            raise Refusal(400, "no endpoint acts, which would have a model and sampling: name a folder or weights")
+        if (given.folder is None) == (given.weights is None):
+            raise Refusal(400, "name a folder or a file of weights: one of both")
+        if given.folder is not None:
+            return Policy.from_folder(given.folder, self._trust)
+        policy = Policy(before.factory, read_weights(Path(str(given.weights))))
+        policy.settings, policy.described = before.settings, before.described
+        return policy
 
     @property
     def trouble(self) -> str:
@@ -228,10 +252,17 @@ class Service:
             return None
         result = rollout.result()
         if isinstance(result, Lost):
-            return msgspec.structs.replace(entry, state=result.kind, about={"reason": result.reason})
+            return msgspec.structs.replace(entry, state=result.kind, about={"reason": result.reason[:_LONGEST_REASON]})
         about: dict[str, Json] = {"reward": result.reward, "success": result.success, "steps": len(result.steps)}
         about |= {"policy_version": result.ticket.policy_version, "episode_id": result.episode_id}
         return msgspec.structs.replace(entry, state="landed", about=about)
+
+
+def _changed(acts: Endpoint, given: NewPolicy) -> Endpoint:
+    if given.folder is not None or given.weights is not None:
+        raise Refusal(400, "an endpoint acts, whose weights are its server's: name a model, sampling or a version")
+    sampling = acts.sampling if given.sampling is None else given.sampling
+    return dataclasses.replace(acts, model=given.model or acts.model, sampling=sampling)
 
 
 def as_json(episode: Episode) -> dict[str, Json]:
@@ -242,6 +273,10 @@ def as_json(episode: Episode) -> dict[str, Json]:
             "observation": _seen(step.observation),
             "action": step.action,
             "log_prob": step.log_prob,
+            "tokens": list(step.tokens),
+            "token_log_probs": list(step.token_log_probs),
+            "prompt_tokens": list(step.prompt_tokens),
+            "policy_version": ticket.policy_version if step.policy_version is None else step.policy_version,
             "reward": step.reward,
             "terminated": step.terminated,
             "truncated": step.truncated,

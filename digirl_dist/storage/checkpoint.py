@@ -297,8 +297,11 @@ class Checkpoints:
         self._write_policy.wait_for(str(link), lambda: _link(link, folder.name))
 
     def _remove_superseded(self, newest: int) -> None:
-        """Raises CheckpointError if nothing tells which is the best."""
-        for trash in self.root.glob(f"{_TRASH}*"):
+        """Raises CheckpointError if nothing tells which is the best.
+
+        Also removes what a killed process left half-written, whatever number its caller had given it.
+        """
+        for trash in (*self.root.glob(f"{_TRASH}*"), *self.root.glob("[0-9]*.part")):
             shutil.rmtree(trash, ignore_errors=True)
         rated = self._best()
         best = None if rated is None else rated.iteration

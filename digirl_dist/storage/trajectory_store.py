@@ -24,8 +24,11 @@ from digirl_dist.parallel.rank import Rank
 from digirl_dist.storage import atomic_files, episode_file, parquet
 from digirl_dist.storage.disk_full import FailFast, WritePolicy
 from digirl_dist.storage.refused_episodes import RefusedEpisode, RefusedEpisodes
-from digirl_dist.tasks import Key, Round
+from digirl_dist.tasks import Key, Purpose, Round
 from digirl_dist.trajectory import Trajectory
+
+_LANDING: dict[str, Purpose] = {"": "train", "evaluate": "evaluate", "measure": "measure"}
+"""Folders below ``.landing`` with those of rounds, see ``_name``."""
 
 
 class Store:
@@ -62,14 +65,17 @@ class Store:
         self._listeners.append(landed)
 
     def sweep(self) -> None:
-        """Deletes what a killed host left: unchecked transfers, and single episodes that an iteration's file has.
+        """Deletes what a killed host left: unchecked transfers, single episodes that a round's file has, and parts of
+        such files.
 
         Only for the host that holds the run folder.
         """
         shutil.rmtree(self._incoming, ignore_errors=True)
-        for number in self._landing_iterations():
-            if self.has(Round(number)):
-                shutil.rmtree(self._landing / _name(Round(number)), ignore_errors=True)
+        for wanted in self._landing_rounds():
+            if self.has(wanted):
+                shutil.rmtree(self._landing / _name(wanted), ignore_errors=True)
+        for measured in (self.root.parent / "evaluation").glob("[0-9]*"):
+            atomic_files.sweep(measured)
 
     def incoming(self, counts_in: Round, name: str) -> Path:
         """Returns the path for an unchecked transfer."""
@@ -112,10 +118,15 @@ class Store:
 
     def unfinished(self) -> list[int]:
         """Returns the iterations of which episodes have landed, and that have no file yet."""
-        return sorted(number for number in self._landing_iterations() if not self.has(Round(number)))
+        landing = (wanted for wanted in self._landing_rounds() if wanted.purpose == "train")
+        return sorted(wanted.number for wanted in landing if not self.has(wanted))
 
-    def _landing_iterations(self) -> list[int]:
-        return [int(path.name) for path in self._landing.glob("[0-9]*") if path.name.isdecimal()]
+    def _landing_rounds(self) -> Iterator[Round]:
+        for name, purpose in _LANDING.items():
+            for path in (self._landing / name).glob("[0-9]*"):
+                measured, _, number = path.name.rpartition("-")
+                if number.isdecimal() and (measured or "0").isdecimal():
+                    yield Round(int(number), purpose, int(measured or 0))
 
     def flush(self) -> None:
         """Makes durable what has landed, all of it at once: each flush is a turn of the disk."""

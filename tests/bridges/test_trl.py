@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import json
 import math
+import signal
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
-from process_watch import kill_a_worker_program
-from tiny_model import make_tiny_model
+from process_watch import kill_a_worker_program, ssh_server
+from tiny_model import TAPS, make_tiny_model
 
 from digirl_dist import Decision, Fleet, Run, Task
 from digirl_dist.errors import SettingsError, WorkerError
@@ -73,12 +75,13 @@ def _unused(completions: Any, **_: Any) -> list[float]:
     raise AssertionError("the emulator gives the rewards")
 
 
-def _after(step: int, act: Callable[[], None]) -> Any:
+def _after(step: int | None, act: Callable[[], object]) -> Any:
+    """A callback after one step, or after each."""
     from transformers import TrainerCallback
 
     class After(TrainerCallback):  # type: ignore[misc]
         def on_step_end(self, _: Any, state: Any, control: Any, **more: Any) -> None:
-            if state.global_step == step:
+            if step in (state.global_step, None):
                 act()
 
     return After()
@@ -115,6 +118,85 @@ def test_asynchronous_grpo_learns_ten_steps_from_two_workers_of_which_one_is_kil
     assert not rollouts._thread.is_alive()
     events = [json.loads(line)["event"] for line in (tmp_path / "kept" / "events.jsonl").read_text().splitlines()]
     assert "worker_lost" in events
+
+
+CALLS = [f"<tool_call>\n{json.dumps({'name': 'act', 'arguments': {'action': tap}})}\n</tool_call>" for tap in TAPS]
+
+
+def calling_model() -> tuple[Any, Any]:
+    """A tiny model that reads letters, and its tokenizer; each of its further words is a call of the tool."""
+    import torch
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+    from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
+    from trl.chat_template_utils import qwen2_5_chat_template
+
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    letters = Tokenizer(models.BPE({letter: number for number, letter in enumerate(alphabet)}, []))
+    letters.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    letters.decoder = decoders.ByteLevel()
+    ends = {"pad_token": "<pad>", "eos_token": "<|im_end|>", "padding_side": "left"}
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=letters, **ends)
+    tokenizer.add_tokens(CALLS)
+    tokenizer.chat_template = qwen2_5_chat_template
+    torch.manual_seed(0)
+    sizes: dict[str, Any] = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2}
+    heads = {"num_attention_heads": 2, "num_key_value_heads": 2, "max_position_embeddings": 4096}
+    ids = {"pad_token_id": tokenizer.pad_token_id, "eos_token_id": tokenizer.eos_token_id}
+    return LlamaForCausalLM(LlamaConfig(**sizes, **heads, **ids, vocab_size=len(tokenizer))), tokenizer
+
+
+@pytest.mark.system
+@pytest.mark.nightly
+@pytest.mark.timeout(900)
+def test_grpo_learns_ten_steps_in_environments_of_two_workers_of_which_one_is_killed_and_losses_are_no_rewards(
+    tmp_path: Path,
+) -> None:
+    from datasets import Dataset
+    from trl import GRPOConfig, GRPOTrainer
+
+    from digirl_dist.bridges.openenv import openenv_fleet
+    from digirl_dist.bridges.trl_environment import FleetEnvironment
+
+    model, tokenizer = calling_model()
+    before = [weight.clone() for weight in model.parameters()]
+    config = GRPOConfig(
+        str(tmp_path),
+        max_steps=STEPS,
+        per_device_train_batch_size=ROWS,
+        num_generations=GROUP,
+        max_completion_length=1024,
+        max_tool_calling_iterations=2,
+        generation_kwargs={"max_new_tokens": 1, "suppress_tokens": list(range(len(tokenizer) - len(CALLS)))},
+        learning_rate=1e-2,
+        logging_steps=1,
+        report_to="none",
+        use_cpu=True,
+        bf16=False,
+        gradient_checkpointing=False,
+        save_strategy="no",
+    )
+    lost = 10**6
+    rows = {"prompt": [[{"role": "user", "content": "Do it. "}]] * STEPS, "split": ["train"] * STEPS}
+    tasks = Dataset.from_dict({**rows, "index": [*range(STEPS - 1), lost]})
+    told: list[tuple[float, float]] = []
+    with openenv_fleet(["dry_run=true", "emulator=phone", "task_set=easy", "max_steps=2"]) as fleet:
+        made = partial(FleetEnvironment, fleet)
+        trainer = GRPOTrainer(
+            model, args=config, train_dataset=tasks, processing_class=tokenizer, environment_factory=made
+        )
+        trainer.add_callback(_after(4, lambda: ssh_server("localhost-0").send_signal(signal.SIGKILL)))
+        rewards, advantages = trainer._logs["rewards"]["FleetEnvironment"], trainer._logs["advantages"]
+        trainer.add_callback(_after(None, lambda: told.extend(list(zip(rewards, advantages, strict=True))[-ROWS:])))
+        trainer.train()
+        assert fleet.moved and list(fleet.workers) == ["localhost-1"]
+    log = [entry for entry in trainer.state.log_history if "reward" in entry]
+    assert trainer.state.global_step == STEPS == len(log) and len(told) == STEPS * ROWS
+    assert [entry["tools/failure_frequency"] for entry in log] == [0.0] * STEPS
+    assert all(entry["tools/call_frequency"] > 1.0 for entry in log), "episodes go on after the first touch"
+    without = [advantage for reward, advantage in told if math.isnan(reward)]
+    assert without == [0.0] * 2 * GROUP, "the row that cannot begin comes twice, and is never a reward of 0"
+    assert {reward for reward, _ in told if not math.isnan(reward)} == {0.0, 1.0}
+    assert any(not weight.equal(old) for weight, old in zip(model.parameters(), before, strict=True))
 
 
 COUNTER: dict[str, Any] = {"name": "custom", "entry_point": "user_classes:Counter"}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import queue
 import signal
+import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
@@ -15,9 +16,10 @@ import pytest
 import torch
 from user_classes import Coin, Counter
 
+from digirl_dist.api.rollouts import FunctionAgent
 from digirl_dist.errors import PolicyLostError
 from digirl_dist.inference.policy_process import RequestHandler
-from digirl_dist.inference.policy_server import Batching, PolicyProcess, PolicyServer
+from digirl_dist.inference.policy_server import Batching, InThisProcess, PolicyProcess, PolicyServer
 from digirl_dist.inference.requests import (
     InferenceFailure,
     InferenceReply,
@@ -142,3 +144,25 @@ def test_a_stopped_process_is_killed_at_its_limit_though_not_even_the_request_fi
         assert len(process.decide([ask(1)])) == 1, "it was not started again"
     finally:
         process.close()
+
+
+def test_a_callers_function_that_hangs_fails_what_it_was_asked_and_is_never_called_twice_at_a_time(
+    tmp_path: Path,
+) -> None:
+    returns, calls = threading.Event(), []
+
+    def act(observations: Sequence[Observation]) -> list[int]:
+        calls.append(len(observations))
+        assert returns.wait(60)
+        return [0 for _ in observations]
+
+    process = InThisProcess(lambda: FunctionAgent(act), limit_s=0.3)
+    process.serve({1: Checkpoints(tmp_path).save(1, {}, {}, {})})
+    for _ in range(2):
+        with pytest.raises(PolicyLostError, match=r"the function that acts did not decide 1 actions within 0\.3 s"):
+            process.decide([ask(0)])
+    assert calls == [1]
+    returns.set()
+    process._limit_s = 60.0
+    assert [answer.number for answer in process.decide([ask(7), ask(8)])] == [7, 8] and calls == [1, 2]
+    process.close()

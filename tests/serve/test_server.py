@@ -13,6 +13,7 @@ from typing import Any
 
 import psutil
 import pytest
+from chat_server import answers_with, endpoint
 from http_door import TASK, WORDS, Owner, Served, answered, besiege, each_answer, memory_mb, served
 from listening import as_another_user
 from process_watch import eventually
@@ -21,6 +22,7 @@ from safetensors.torch import load_file, save_file
 
 from digirl_dist import Run
 from digirl_dist.cli.main import main
+from digirl_dist.serve import door, server
 
 pytestmark = [pytest.mark.system, pytest.mark.timeout(400), pytest.mark.long_file(90)]
 
@@ -52,7 +54,10 @@ def test_a_group_lands_and_its_episodes_have_what_a_trainer_needs(here: Served) 
     assert len({one["seed"] for one in found}) == 1 and len({one["episode_id"] for one in found}) == 3
     for one in found:
         assert one["reward"] == sum(step["reward"] for step in one["steps"]) > 0
-        assert all(step["log_prob"] < 0 and len(step["observation"]["vector"]) == 4 for step in one["steps"])
+        assert all(
+            step["tokens"] == [] and step["log_prob"] < 0 and len(step["observation"]["vector"]) == 4
+            for step in one["steps"]
+        )
     again = here.ask("step-1/a b?", n=3)["rollouts"]
     assert sorted(again, key=lambda one: one["cursor"]) == landed, "asked again: the same"
 
@@ -91,7 +96,35 @@ def test_other_weights_act_from_a_file_that_the_owner_names(here: Served, tmp_pa
         refused = here.owner.post("/policy", json={"weights": str(tmp_path / wrong)})
         assert says in answered(refused, 400)["error"]
     assert "one of both" in answered(here.owner.post("/policy", json={}), 400)["error"]
+    assert "no endpoint acts" in answered(here.owner.post("/policy", json={"model": "m"}), 400)["error"]
     assert "version=3" in answered(here.owner.post("/policy", json={**given, "version": 3}), 400)["error"]
+
+
+def test_an_endpoint_acts_and_its_tokens_come_with_the_episode(tmp_path: Path) -> None:
+    with endpoint() as model:
+        model.then = answers_with('{"type": "wait"}', [-0.5, -0.25], [11, 12], [1, 2, 3])
+        agent = ("agent=endpoint", "agent.model=first", f"agent.base_url={model.url}", "agent.key_variable=''")
+        phone = ("parallel=single", "bsize=2", "emulator=phone", "max_steps=2")
+        with served(tmp_path / "kept", words=(*phone, *agent)) as here:
+            task = answered(here.owner.get("/tasks"))["tasks"][0]["id"]
+            here.ask("before", task=task)
+            (before,) = here.landed(0, "before")
+            for step in episode(here, "before")["steps"]:
+                assert step["log_prob"] == -0.75 and step["policy_version"] == before["policy_version"]
+                assert [step[name] for name in ("tokens", "token_log_probs", "prompt_tokens")] == [
+                    [11, 12],
+                    [-0.5, -0.25],
+                    [1, 2, 3],
+                ]
+            given = {"model": "adapter-9", "sampling": {"temperature": 0.5}, "version": 9}
+            assert answered(here.owner.post("/policy", json=given)) == {"version": 9}
+            here.ask("after", task=task)
+            assert here.landed(before["cursor"], "after")[0]["policy_version"] == 9
+            assert answered(here.owner.post("/policy", json={"version": 12})) == {"version": 12}
+            assert "an endpoint acts" in answered(here.owner.post("/policy", json={"weights": "x"}), 400)["error"]
+    first, last = model.requests[0], model.requests[-1]
+    assert (first["model"], first["temperature"], first["max_tokens"]) == ("first", 1.0, 256)
+    assert (last["model"], last["temperature"]) == ("adapter-9", 0.5)
 
 
 def test_a_rollout_is_cancelled_and_one_that_is_done_is_forgotten(here: Served) -> None:
@@ -118,6 +151,7 @@ def test_a_rollout_is_cancelled_and_one_that_is_done_is_forgotten(here: Served) 
         ({"key": "k", "task": TASK, "share": "mine"}, "share"),
         ({"key": "k", "task": TASK, "grup": 8}, "unknown field `grup`"),
         ({"key": "k", "task": {"id": "x", "params": {"large": "x" * 2_000_000}}}, "shorten it"),
+        ({"key": "k", "task": {"id": "x", "params": {"large": "x" * 100_000}}, "n": 1024}, "ask in parts"),
     ],
 )
 def test_what_cannot_be_asked_for_is_refused_in_a_sentence(here: Served, body: dict[str, Any], says: str) -> None:
@@ -153,9 +187,18 @@ def test_no_hostile_request_gets_anything(here: Served) -> None:
     assert {name: told for name, told in answers.items() if told != "closed" and not told.startswith("4")} == {}
 
 
-def siege(here: Served, count: int, memory_grows_mb: int) -> None:
+ALLOWED_MB = (door._STRANGERS * 4 * door._RECEIVED_BYTES + server.LARGE_BODIES * 2 * server.BODY_BYTES) / 2**20
+"""What the limits allow at once, 96 MiB: of each stranger, what is read at a time (the kernel takes twice what it is
+told) in h11's buffer and in uvicorn's; of each large body, itself and what it is read into. Of 4,000 requests, 35 were
+measured: memory that is free again, but in pieces."""
+
+
+def siege(here: Served, count: int) -> None:
     """Strangers come while the owner works: nobody gets in, the owner is served, memory and connections are bounded."""
     process = psutil.Process(here.process.pid)
+    now = cursor(here)
+    here.ask("warm", n=2)
+    here.landed(now, "warm/0", "warm/1")
     asyncio.run(besiege(here.port, here.token, 60, seed=1))  # what a server holds after its first requests
     before, most, owner = memory_mb(process), 0.0, Owner(here)
     owner.start()
@@ -169,18 +212,18 @@ def siege(here: Served, count: int, memory_grows_mb: int) -> None:
     assert owner.error is None and owner.asked > 0
     assert {name: times for name, times in tally.items() if name.rpartition(": ")[2].startswith("2")} == {}
     assert sum(tally.values()) >= 0.98 * count
-    assert most - before < memory_grows_mb
+    assert most - before < ALLOWED_MB
     eventually(lambda: len(process.net_connections("tcp")) < 20, 30)
 
 
 def test_strangers_keep_nobody_out_and_cost_no_memory(here: Served) -> None:
-    siege(here, 200, memory_grows_mb=64)
+    siege(here, 200)
 
 
 @pytest.mark.nightly
 @pytest.mark.timeout(1500)
 def test_ten_thousand_of_them_neither(here: Served) -> None:
-    siege(here, 10_000, memory_grows_mb=256)
+    siege(here, 10_000)
 
 
 ANOTHER_USER = """

@@ -53,11 +53,12 @@ def test_a_tensor_with_other_bytes_is_refused() -> None:
 def test_a_checkpoint_that_was_not_finished_does_not_exist(tmp_path: Path) -> None:
     checkpoints = Checkpoints(tmp_path)
     checkpoints.save(0, state(), {}, {})
-    (tmp_path / "000001.part").mkdir()
+    for left in ("000001.part", "000017.part"):
+        (tmp_path / left).mkdir()
     newest = checkpoints.newest()
     assert newest is not None and newest.iteration == 0
     checkpoints.save(1, state(), {}, {})
-    assert (tmp_path / "latest").resolve().name == "000001"
+    assert (tmp_path / "latest").resolve().name == "000001" and not [*tmp_path.glob("*.part")]
 
 
 @pytest.mark.parametrize("name", ["policy.safetensors", "trainer.pt", "metrics.json", "manifest.json"])

@@ -12,7 +12,7 @@ import pytest
 
 from digirl_dist.collection import CollectionResult
 from digirl_dist.errors import TrajectoryError
-from digirl_dist.storage import episode_file, parquet
+from digirl_dist.storage import atomic_files, episode_file, parquet
 from digirl_dist.storage.run_folder import FOLDERS
 from digirl_dist.storage.trajectory_store import Store
 from digirl_dist.tasks import Key, Round, Task, Ticket
@@ -86,13 +86,22 @@ def test_only_the_host_that_holds_the_folder_sweeps_what_is_incoming(tmp_path: P
     assert not killed.exists() and list(Store(tmp_path).landed(Round(0))) == [Key(0, 3)]
 
 
-def test_what_a_host_left_that_was_killed_as_an_iteration_ended_is_swept(tmp_path: Path) -> None:
-    killed = Store(tmp_path)
-    killed.land(Round(0), episode(0, 0))
-    parquet.write(tmp_path / "000000.parquet", [episode(0, 0)])
-    killed.land(Round(1), episode(1, 0))
-    Store(tmp_path).sweep()
-    assert not (tmp_path / ".landing" / "000000").exists() and Store(tmp_path).unfinished() == [1]
+@pytest.mark.parametrize("over", [Round(0), Round(4, "evaluate"), Round(1, "measure", 4)])
+def test_what_a_host_left_that_was_killed_as_a_round_ended_is_swept(tmp_path: Path, over: Round) -> None:
+    root = tmp_path / "trajectories"
+    killed, under_way = Store(root), over._replace(number=over.number + 2)
+    for wanted in (over, under_way):
+        killed.land(wanted, episode(wanted.number, 0))
+    whole = killed._file(over)
+    whole.parent.mkdir(parents=True, exist_ok=True)
+    with atomic_files.appearing(whole) as part:
+        parquet.write(part, [episode(over.number, 0)])
+        left = part.with_name(part.name.replace(".part", "")[:-16] + "0" * 16 + ".part")
+        left.write_bytes(part.read_bytes())
+    Store(root).sweep()
+    assert [*Store(root)._landing_rounds()] == [under_way] and killed.has(over)
+    assert Store(root).unfinished() == ([under_way.number] if over.purpose == "train" else [])
+    assert over.purpose == "train" or not left.exists(), "parts among the trajectories go with the lock of the folder"
 
 
 def test_to_open_a_store_makes_no_folder(tmp_path: Path) -> None:
