@@ -79,13 +79,14 @@ def doctor(settings: Settings, try_emulators: bool, status: Status) -> Iterator[
         with _at_work(status, target.worker_config.name):
             return examine(target, settings)
 
-    yield from examine_host(settings)
+    yield from (of_host := list(examine_host(settings)))
     with ExitStack() as stack:
         try:
             device = refuse_unstartable(settings)
-            agent_plugin(settings).build(device.spec)  # an extra may be missing
-            build_algorithm(settings, device)
-            refuse_devices(settings)
+            if all(check.ok for check in of_host if check.check == "torch"):
+                agent_plugin(settings).build(device.spec)  # an extra may be missing
+                build_algorithm(settings, device)
+                refuse_devices(settings)
             targets = _targets(settings, device, try_emulators, stack)
             nodes = slurm_says(settings) if settings.parallel is Parallel.host and not settings.dry_run else {}
         except (SettingsError, ClusterError) as error:

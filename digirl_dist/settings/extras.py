@@ -9,6 +9,7 @@ from contextlib import contextmanager, suppress
 from importlib import metadata
 
 from digirl_dist.errors import SettingsError
+from digirl_dist.exit_status import interruptions_wait
 
 CPU_INDEX = "https://download.pytorch.org/whl/cpu"
 """PyTorch's CPU builds."""
@@ -41,7 +42,7 @@ def refuse_without_torch(chosen: str) -> None:
 
     Imports nothing.
     """
-    with extra_needed(chosen, "PyTorch", "train"):
+    with extra_needed(chosen, "PyTorch", "train"), interruptions_wait():  # hooks of imports may swallow them
         if importlib.util.find_spec("torch") is None:
             raise ImportError("there is no module torch")
 

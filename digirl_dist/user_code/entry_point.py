@@ -14,6 +14,12 @@ from typing import Any
 from digirl_dist.errors import DigirlDistError, SettingsError, StateError
 from digirl_dist.user_code.blame import RAISED, blaming, described
 
+_GIVEN = {
+    "agent.entry_point": "the emulator's spec and agent.kwargs",
+    "algorithm.entry_point": "the agent, peers=…, seed=… and algorithm.kwargs",
+    "emulator.entry_point": "emulator.kwargs",
+}
+
 
 def import_module(name: str) -> ModuleType:
     """Imports an installed module or a file of the working directory. Raises SettingsError with the reason.
@@ -35,7 +41,7 @@ def import_module(name: str) -> ModuleType:
 def load_callable(entry_point: str, key: str, arguments: Sequence[Any], named: Mapping[str, Any]) -> Any:
     """Returns the class or function of that name. Raises SettingsError also if it cannot be called with these."""
     found = load_entry_point(entry_point, key)
-    refuse_uncallable(f"{key}={entry_point} cannot be called as it will be", found, arguments, named)
+    refuse_uncallable(f"{key}={entry_point} is called with {_GIVEN[key]}, and cannot be", found, arguments, named)
     return found
 
 

@@ -173,8 +173,8 @@ def test_the_doctor_counts_the_gpus_of_the_training_processes(monkeypatch: pytes
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (["algorithm.entry_point=statistics:mean"], "cannot be called as it will be"),
-        (["agent=custom", "agent.entry_point=os:getcwd"], "cannot be called as it will be"),
+        (["algorithm.entry_point=statistics:mean"], "is called with the agent, peers=…"),
+        (["agent=custom", "agent.entry_point=os:getcwd"], "is called with the emulator's spec and agent.kwargs"),
         (["task_mode=evaluate"], "holds no checkpoint to measure"),
         (["trainer.device=cuda:7"], "cuda:7"),
         (["algorithm.hindsight.achieved=nowhere:mine"], "module 'nowhere' cannot be imported"),
