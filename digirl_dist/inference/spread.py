@@ -70,7 +70,7 @@ class SpreadAgent:
                 self._note_loss(server, error)
                 failed[server] = error
             else:
-                server.pause_s = 0.0
+                server.pause_s = server.away_until = 0.0
                 return decision
             finally:
                 with self._changed:
@@ -104,7 +104,8 @@ class SpreadAgent:
     def _note_loss(self, server: _Server, error: ChatAway) -> None:
         with self._changed:
             is_new = server.pause_s == 0
-            server.pause_s = min(max(2 * server.pause_s, _FIRST_PAUSE_S), _LONGEST_PAUSE_S)
+            if is_new or server.busy <= 1:  # not once more for each request that was lost with it
+                server.pause_s = min(max(2 * server.pause_s, _FIRST_PAUSE_S), _LONGEST_PAUSE_S)
             server.away_until = time.monotonic() + server.pause_s
             left = sum(each.pause_s == 0 for each in self._servers)
         if is_new:
