@@ -63,6 +63,7 @@ def test_only_pages_without_a_line_are_run_and_the_page_says_what_they_came_to(
 
     monkeypatch.setattr(pages, "_make", make)
     monkeypatch.setattr(pages.os, "nice", lambda by: 0)
+    monkeypatch.setattr(pages.signal, "signal", lambda *_: None)
     options = ["--out", str(tmp_path), "--runs", str(tmp_path / "runs"), "--pages"]
     (tmp_path / "results").mkdir()
     for wanted in ("click-tab", "click-tab,draw-line"):

@@ -58,6 +58,12 @@ addEventListener('keydown', event => {
     const opens = [' ', 'Enter', 'F4'].includes(event.key) && ['date', 'time'].includes(event.target.type);
     if (opens) event.preventDefault();
 }, true);
+addEventListener('mousedown', event => {
+    if (!['date', 'time'].includes(event.target.type)) return;
+    event.preventDefault();
+    event.target.blur();
+    event.target.focus();
+}, true);
 Math.seedrandom(seed);
 core.startEpisodeReal();
 clearTimeout(core.EP_TIMER);
@@ -68,7 +74,8 @@ return core.EPISODE_MAX_TIME / 1000;
 
 A step shows its whole effect at once (no animations), and the page's clock is off: how fast the policy answers must not
 decide about success. The cover that a page lays over itself at the end would hide the last observation. What has the
-focus has a ring: a click on a button would leave no trace. Lists open within the page and calendars not at all: a
+focus has a ring: a click on a button would leave no trace. What is typed into a date begins with its first part,
+wherever it was touched. Lists open within the page and calendars not at all: a
 window of its own, in which a browser shows them otherwise, is on no screenshot, and a headless shell draws no frame as
 long as it is open.
 """

@@ -612,12 +612,23 @@ def test_a_list_opens_within_the_page_where_it_is_seen_and_touched(emulator: Min
         assert tap(emulator, "button").success
 
 
-@pytest.mark.parametrize(("page", "keys"), [("enter-date", "05/04/2013"), ("enter-time", "0412PM")])
-def test_dates_and_times_are_typed_and_open_no_window(page: str, keys: str, emulator: MiniwobEmulator) -> None:
+@pytest.mark.parametrize(
+    ("page", "keys", "value"),
+    [
+        ("enter-date", "05/04/2013", "2013-05-04"),
+        ("enter-time", "0412PM", "16:12"),
+        ("enter-time", "4:12 PM", "16:12"),
+    ],
+)
+@pytest.mark.parametrize("place", [8, 60])
+def test_dates_and_times_are_typed_wherever_they_are_touched_and_open_no_window(
+    page: str, keys: str, value: str, place: int, emulator: MiniwobEmulator
+) -> None:
     text = emulator.reset(Task(page), seed=3).text
-    x, y = ask(emulator, "const box = tt.getBoundingClientRect(); return [box.left + 8, box.top + box.height / 2]")
+    script = "const box = tt.getBoundingClientRect(); return [box.left + arguments[0], box.top + box.height / 2]"
+    x, y = ask(emulator, script, place)
     for key in (" ", "\n", keys):
         assert not emulator.step({"type": "tap", "x": x / WIDTH, "y": y / HEIGHT}).ended
         assert not emulator.step({"type": "type", "text": key}).ended
-    assert ask(emulator, "return tt.value") in ("2013-05-04", "16:12")
+    assert ask(emulator, "return tt.value") == value
     assert emulator.reset(Task(page), seed=3).text == text
