@@ -12,15 +12,14 @@ from pathlib import Path
 from typing import Any
 from urllib.error import HTTPError
 
-import psutil
 import pytest
 from package_environment import python_with
-from process_watch import command_line, descendants_with, eventually
+from process_watch import descendants_with, eventually, ssh_server
 from websockets.exceptions import ConnectionClosed
 from websockets.sync.client import ClientConnection, connect
 
 from digirl_dist.bridges.conversation import _digest
-from digirl_dist.bridges.openenv import SshProvider, openenv_fleet
+from digirl_dist.bridges.openenv import OpenEnvFleet, SshProvider, openenv_fleet
 from digirl_dist.bridges.task_api import TaskApi
 from digirl_dist.errors import SettingsError
 from digirl_dist.tasks import Task
@@ -48,13 +47,13 @@ def ask(socket: ClientConnection, kind: str, **data: Any) -> dict[str, Any]:
     return answer
 
 
+def busy(fleet: OpenEnvFleet) -> dict[str, int]:
+    """The workers with sessions: one whose server was killed may not have been missed yet."""
+    return {name: count for name, count in fleet.workers.items() if count}
+
+
 def right(socket: ClientConnection) -> Any:
     return ask(socket, "step", direction="right", length=1)["data"]["observation"]["latest"]
-
-
-def ssh_server(name: str) -> psutil.Process:
-    [found] = [one for one in descendants_with("digirl_dist.ssh.localhost_server") if command_line(one).endswith(name)]
-    return found
 
 
 def test_an_episode_goes_on_elsewhere_when_its_worker_dies_and_nobody_else_gets_in() -> None:
@@ -67,7 +66,7 @@ def test_an_episode_goes_on_elsewhere_when_its_worker_dies_and_nobody_else_gets_
             victim = ssh_server("localhost-0")
             victim.send_signal(signal.SIGKILL)
             assert [right(one) for _ in range(2)] == [right(other) for _ in range(2)]
-            assert fleet.moved and "localhost-0" in fleet.moved[0] and fleet.workers == {"localhost-1": 2}
+            assert fleet.moved and "localhost-0" in fleet.moved[0] and busy(fleet) == {"localhost-1": 2}
             assert ask(one, "state")["data"]["step_count"] == 3, "no step is lost, and none is done twice"
             refused = ask(other, "step", direction="up", length=1)
             assert refused == {"type": "error", "data": {"message": "Invalid message", "code": "VALIDATION_ERROR"}}
@@ -155,13 +154,90 @@ def test_an_emulator_of_ours_is_an_openenv_environment_with_its_tasks_and_outliv
         ssh_server("localhost-0").send_signal(signal.SIGKILL)
         taps += [ask(each, "step", **TAP) for each in (one, other)]
         assert taps[2] == taps[3] and not taps[2]["data"]["done"]
-        assert fleet.moved and fleet.workers == {"localhost-1": 2}
+        assert fleet.moved and busy(fleet) == {"localhost-1": 2}
         wrong_action = ask(one, "step", type="tap", x=2.0, y=0.5)
         assert wrong_action["data"]["code"] == "VALIDATION_ERROR" and "must lie in [0, 1]" in str(wrong_action)
         last = ask(one, "step", **TAP, metadata={})["data"]
         assert last["done"] and last["observation"]["truncated"] and not last["observation"]["success"]
         assert ask(one, "step", **TAP)["data"]["code"] == "EXECUTION_ERROR"
         assert ask(one, "state")["data"]["step_count"] == 3
+
+
+def test_an_environment_that_hangs_costs_its_session_the_limit_and_ends_in_an_error() -> None:
+    hangs = ["emulator=rehearsal", "emulator.step_s=600", "limits.step_s=1", "limits.episode_attempts=2"]
+    with openenv_fleet(["dry_run=true", "dry_run_workers=1", *hangs]) as fleet, client(fleet.provider()) as one:
+        assert ask(one, "reset")["type"] == "observation"
+        told = ask(one, "step", action=0)["data"]
+        assert told["code"] == "SESSION_ERROR" and "given up after 2 environments were lost" in told["message"]
+        assert ask(one, "reset")["type"] == "observation", "and the session goes on"
+
+
+OTHERS: dict[str, tuple[list[str], dict[str, Any], set[str]]] = {
+    "CartPole": (["emulator=gymnasium", "emulator.id=CartPole-v1"], {"action": 1}, {"vector"}),
+    "Pendulum": (["emulator=gymnasium", "emulator.id=Pendulum-v1"], {"action": [0.5]}, {"vector"}),
+    "a dict with a text": (
+        ["emulator=gymnasium", "emulator.id=minigrid:MiniGrid-Fetch-5x5-N2-v0"],
+        {"action": 1},
+        {"text", "image", "vector"},
+    ),
+    "MiniWoB++": (["emulator=miniwob", "emulator.task=click-test-2", "max_steps=3"], TAP, {"text", "image"}),
+}
+"""Settings, an action, and what an observation shows."""
+
+
+@pytest.mark.nightly
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("name", OTHERS)
+def test_gymnasiums_and_miniwobs_environments_are_openenvs_too_and_outlive_their_worker(name: str) -> None:
+    words, action, shown = OTHERS[name]
+    with (
+        openenv_fleet(["dry_run=true", *words]) as fleet,
+        client(provider := fleet.provider()) as one,
+        client(fleet.provider()) as other,
+    ):
+        splits = json.loads(urllib.request.urlopen(f"{provider.start()}/{fleet.name}/splits").read())
+        assert [each["name"] for each in splits] == ["train", "test"]
+        seen = [ask(each, "reset", seed=3)["data"]["observation"] for each in (one, other)]
+        assert seen[0] == seen[1] and {part for part in ("text", "image", "vector") if seen[0][part]} == shown
+        told = [ask(each, "step", **action) for each in (one, other)]
+        ssh_server("localhost-0").send_signal(signal.SIGKILL)
+        told += [ask(each, "step", **action) for each in (one, other)]
+        assert told[0] == told[1] and told[2] == told[3] and {each["type"] for each in told} == {"observation"}
+        assert fleet.moved and busy(fleet) == {"localhost-1": 2}
+
+
+BROWSERGYM = f"""
+import json, signal, sys
+sys.path[:0] = [{str(TESTS)!r}, {str(TESTS.parent)!r}]
+from bridges.test_openenv import TAP, ask, busy, client
+from digirl_dist.bridges.openenv import openenv_fleet
+from process_watch import ssh_server
+
+words = [
+    "emulator=gymnasium", "emulator.entry_point=digirl_dist.emulator.browsergym:BrowserGym", "max_steps=6",
+    "emulator.kwargs.task=miniwob.click-test-2", "emulator.touch=digirl_dist.emulator.browsergym:touch",
+]
+fleet_of = openenv_fleet(["dry_run=true", *words])
+with fleet_of as fleet, client(fleet.provider()) as one, client(fleet.provider()) as other:
+    told = [ask(each, "reset", seed=3) for each in (one, other)]
+    told += [ask(each, "step", **TAP) for each in (one, other)]
+    ssh_server("localhost-0").send_signal(signal.SIGKILL)
+    told += [ask(each, "step", **TAP) for each in (one, other)]
+    print(json.dumps([[each["type"], each["data"].get("observation", each["data"])] for each in told]))
+    print(json.dumps([fleet.moved, busy(fleet)]))
+"""
+
+
+@pytest.mark.nightly
+@pytest.mark.timeout(1200)
+def test_browsergyms_tasks_are_openenv_environments_too_and_outlive_their_worker() -> None:
+    python = python_with("browsergym", "browsergym-miniwob>=0.14,<0.15", and_ours=True)
+    played = subprocess.run([python, "-c", BROWSERGYM], capture_output=True, text=True, cwd=TESTS)
+    assert played.returncode == 0, played.stderr[-4000:]
+    told, (moved, workers) = map(json.loads, played.stdout.splitlines()[-2:])
+    assert [kind for kind, _ in told] == ["observation"] * 6, told
+    assert told[0][1]["text"] and told[0][1]["image"] and told[0] == told[1]
+    assert moved and workers == {"localhost-1": 2}
 
 
 @pytest.mark.parametrize(

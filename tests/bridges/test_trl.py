@@ -188,7 +188,7 @@ def test_grpo_learns_ten_steps_in_environments_of_two_workers_of_which_one_is_ki
         rewards, advantages = trainer._logs["rewards"]["FleetEnvironment"], trainer._logs["advantages"]
         trainer.add_callback(_after(None, lambda: told.extend(list(zip(rewards, advantages, strict=True))[-ROWS:])))
         trainer.train()
-        assert fleet.moved and list(fleet.workers) == ["localhost-1"]
+        assert fleet.moved and fleet.workers["localhost-1"] > GROUP
     log = [entry for entry in trainer.state.log_history if "reward" in entry]
     assert trainer.state.global_step == STEPS == len(log) and len(told) == STEPS * ROWS
     assert [entry["tools/failure_frequency"] for entry in log] == [0.0] * STEPS
