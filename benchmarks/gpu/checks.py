@@ -22,7 +22,9 @@ from benchmarks.gpu.subjects import (
     episodes,
     large_vlm,
     subject,
+    vlm_folder,
 )
+from digirl_dist.api.run import Run
 from digirl_dist.collection import CollectionResult
 from digirl_dist.parallel.group import Group, GroupLimits, joined
 from digirl_dist.parallel.peers import ALONE, Peers, SharedRows
@@ -212,10 +214,10 @@ def vlm_large(device: str, folder: Path) -> Figures:
     figures: Figures = {"billions": sum(each.numel() for each in torch.nn.Module.parameters(agent)) / 1e9}
     with torch.inference_mode():
         for rows in (8, 64):
-            agent._settings.rows_at_once = rows
+            agent._rows_at_once = rows
             took = _seconds(partial(agent.act, seen, rngs), device, rounds=1)
             figures[f"decisions_per_s_by_{rows}"] = len(seen) / took
-    agent._settings.rows_at_once = 8
+    agent._rows_at_once = 8
     acted = episodes(agent, found, 8)
     del agent
     if _is_cuda(device):
@@ -224,6 +226,25 @@ def vlm_large(device: str, folder: Path) -> Figures:
     peak = torch.cuda.max_memory_allocated() / 2**20 if _is_cuda(device) else NEEDS_GPU
     steps = float(sum(len(one.steps) for one in acted))
     return {**figures, "update_s": update_s, "steps": steps, "update_peak_mib": peak}
+
+
+def vlm_learns(device: str, folder: Path) -> Figures:
+    """``agent=vlm`` with random weights learns one task of the demo phone by GRPO, the host acting: how soon."""
+    from digirl_dist.cli.main import main as run
+
+    model, tasks, out = vlm_folder(folder, _is_cuda(device)), folder / "tasks.yaml", folder / "run"
+    tasks.write_text("- open-clock-0\n")
+    words = "parallel=single inference=host train_iterations=8 rollout_size=64 bsize=16 max_steps=4 agent=vlm"
+    words += " agent.lora.r=8 agent.max_new_tokens=2 train_algorithm=grpo algorithm.grpo.group_size=8"
+    words += f" algorithm.grpo.actor.learning_rate={1e-3 if _is_cuda(device) else 2e-2} trainer.device={device}"
+    started = time.perf_counter()
+    status = run([*words.split(), f"agent.model={model}", f"task_set={tasks}", f"save_path={out}"])
+    _require(status == 0, f"run.py ended with status {status}")
+    lines = Run(out).figures()
+    first, last = lines[0]["success_rate"], lines[-1]["success_rate"]
+    _require(last > first + 0.2, f"success went from {first:.2f} to {last:.2f}")
+    shares = {name: sum(line[name] for line in lines) for name in ("collect_s", "update_s")}
+    return {"first": first, "last": last, "run_s": time.perf_counter() - started, **shares}
 
 
 def commands(device: str, folder: Path) -> Figures:
@@ -254,6 +275,7 @@ def _checks() -> Iterator[tuple[str, Check]]:
     yield "host inference", Check(host_inference)
     yield "vlm memory", Check(vlm_memory, limit_s=600)
     yield "vlm large", Check(vlm_large, limit_s=600)
+    yield "vlm learns", Check(vlm_learns, limit_s=600)
     yield "commands", Check(commands)
 
 

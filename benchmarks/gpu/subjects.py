@@ -96,13 +96,18 @@ def _autoui(folder: Path, medium: bool) -> Subject:
 
 
 def _vlm(folder: Path, medium: bool, **chosen: Any) -> Subject:
+    return _vlm_of(vlm_folder(folder, medium), **chosen)
+
+
+def vlm_folder(folder: Path, medium: bool) -> Path:
+    """A chat model that sees, with random weights, below ``folder``: a third of a billion, or tiny."""
     sys.path[:0] = [str(_TESTS)]
     from tiny_vlm import MEDIUM, TINY, save_tiny_vlm  # type: ignore[import-not-found]
 
     path = folder / "vlm"
     if not path.exists():
         save_tiny_vlm(path, size=MEDIUM if medium else TINY)
-    return _vlm_of(path, **chosen)
+    return path
 
 
 def large_vlm(folder: Path, device: str) -> Subject:

@@ -193,7 +193,7 @@ def gathered(group: Group, rows: int, part: Sequence[int], found: torch.Tensor |
     """Returns the lines [N, F] of all ranks, from those that each ``found`` for its part of the rows (None: no row)."""
     import torch
 
-    whole = torch.zeros(rows, group.largest(0 if found is None else found.shape[1]))
+    whole = torch.zeros(rows, group.largest(1 if found is None else found.shape[1]))
     if found is not None:
         whole[list(part), : found.shape[1]] = found.detach().to(whole)
     return group.sum(whole)

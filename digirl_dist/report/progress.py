@@ -237,7 +237,7 @@ class Repeats:
                 key, reason = "", "other reasons, which events.jsonl has"
             is_new = key not in self._told
             if is_new:
-                self._told[key] = _Repeated(f"{kind.replace('_', ' ')}: {reason}", self._clock())
+                self._told[key] = _Repeated(": ".join(filter(None, (kind.replace("_", " "), reason))), self._clock())
             if not is_new or not key:
                 self._told[key].times += 1
             return is_new and bool(key)

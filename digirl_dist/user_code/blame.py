@@ -11,6 +11,8 @@ import threading
 import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager
+from importlib import metadata
+from pathlib import Path
 
 import digirl_dist
 from digirl_dist.errors import DigirlDistError
@@ -88,12 +90,29 @@ def at_work() -> str:
 
 def is_users(path: str) -> bool:
     """Returns whether a file is neither installed nor part of Python or of this package."""
-    return not path.startswith("<frozen") and _is_users_folder(os.path.dirname(path))
+    return not (path.startswith("<frozen") or _is_recorded(path)) and _is_users_folder(os.path.dirname(path))
 
 
 def _users_frame(error: BaseException) -> traceback.FrameSummary | None:
     frames = traceback.extract_tb(error.__traceback__)
     return next((frame for frame in reversed(frames) if is_users(frame.filename)), None)
+
+
+@functools.cache
+def _is_recorded(path: str) -> bool:
+    """Returns whether ``pip install --target`` put a file where it is."""
+    return any(
+        _recorded(folder).intersection(Path(path).relative_to(folder).parts[:1])
+        for folder in {os.path.abspath(entry) for entry in sys.path}
+        if Path(path).is_relative_to(folder)
+    )
+
+
+@functools.cache
+def _recorded(folder: str) -> frozenset[str]:
+    """Returns the top-level names of the packages in a folder that have a record of their installation beside them."""
+    found = [each for each in metadata.distributions(path=[folder]) if each.read_text("RECORD")]
+    return frozenset(file.parts[0] for each in found for file in each.files or ())
 
 
 @functools.cache

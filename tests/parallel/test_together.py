@@ -46,6 +46,13 @@ SHARDED = {
 one of them, or rows to imitate on one alone."""
 
 
+def test_an_update_with_nothing_to_learn_goes_by_in_step(found: list[dict[str, Any]]) -> None:
+    """All groups alike, as once a task is solved, or no episode at all."""
+    for rank in found:
+        for way in rank["nothing to learn"]:
+            assert set(way) == {"grpo", "grpo_replay", "filtered_bc", "digirl", "ppo"} and not any(way.values())
+
+
 @pytest.mark.parametrize("way", WAYS)
 def test_b1_the_ranks_hold_the_same_bits_after_every_update(found: list[dict[str, Any]], way: str) -> None:
     assert found[0][way] == found[1][way]

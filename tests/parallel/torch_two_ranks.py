@@ -6,6 +6,7 @@ Each rank writes what it found to FOLDER/rankN.json for the tests to judge.
 from __future__ import annotations
 
 import json
+import math
 import os
 import sys
 import time
@@ -161,6 +162,26 @@ def figures(fresh: list[Trajectory], replay: list[Trajectory], peers: Peers) -> 
     return {name: algorithm.update(fresh, replay).figures for name, algorithm in made.items()}
 
 
+def nothing(peers: Peers, made: Callable[[], Agent] = agent) -> dict[str, list[str]]:
+    """The figures that are not finite, by algorithm, where all episodes are alike and where there are none."""
+    alike = []
+    for one in episodes(range(2), 1):
+        last = replace(one.steps[0], reward=0.0, terminated=True)
+        alike.append(replace(one, success=False, steps=[last], final_observation=last.observation))
+    actor = ActorSettings(1e-2)
+    found = {}
+    for name, algorithm in {
+        "grpo": Grpo(made(), GrpoSettings(group_size=4), 1, peers),
+        "grpo_replay": GrpoReplay(made(), GrpoReplaySettings(group_size=4), 1, peers),
+        "filtered_bc": FilteredBC(made(), FilteredBcSettings(actor=actor), 1, peers),
+        "digirl": DigiRL(made(), DigirlSettings(actor=actor), 1, peers),
+        "ppo": PPO(made(), PpoSettings(1e-2), 1, peers),
+    }.items():
+        told = [algorithm.update(alike, alike).figures, algorithm.update([], []).figures]
+        found[name] = [key for each in told for key, value in each.items() if not math.isfinite(value)]
+    return found
+
+
 def windows(group: Group) -> dict[str, Any]:
     """Rank r finishes 100 episodes of return r; then nobody any; and at the start, rank 0 alone."""
     found: dict[str, Any] = {}
@@ -281,6 +302,7 @@ def main(folder: Path) -> None:
             "figures": figures(with_unsolved, with_unsolved, own),
             "figures of own alone": figures(with_unsolved, with_unsolved, ALONE),
             "nothing new on rank 1": figures(with_unsolved if rank.is_first else [], with_unsolved, own),
+            "nothing to learn": [nothing(shared), nothing(own), nothing(sharded, spread)],
             "large": large(group),
             **what_fails(group),
         }

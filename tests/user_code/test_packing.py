@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+import zipfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -12,7 +13,7 @@ import pytest
 
 from digirl_dist.child_process import environment
 from digirl_dist.errors import SettingsError
-from digirl_dist.user_code.blame import lacking_here
+from digirl_dist.user_code.blame import is_users, lacking_here
 from digirl_dist.user_code.entry_point import load_entry_point
 from digirl_dist.user_code.packing import pack
 
@@ -106,3 +107,23 @@ def test_module_state_read_from_a_data_file_gets_a_remedy(here: Path) -> None:
     with pytest.raises(FileNotFoundError) as missing:
         elsewhere()
     assert lacking_here(missing.value) == "", "that may lack anywhere"
+
+
+@pytest.mark.component
+def test_what_pip_put_into_a_folder_of_its_own_is_not_the_users(here: Path) -> None:
+    """As on clusters, by ``pip install --target`` and PYTHONPATH: installed, though not into site-packages."""
+    wheel = here / "gadget-1.0-py3-none-any.whl"
+    with zipfile.ZipFile(wheel, "w") as packed:
+        for name, content in {
+            "gadget/__init__.py": "import gadget.part\nPART = gadget.part",
+            "gadget/part.py": "import threading\nLOCK = threading.Lock()\ndef play():\n    with LOCK: return 1",
+            "gadget-1.0.dist-info/METADATA": "Metadata-Version: 2.1\nName: gadget\nVersion: 1.0\n",
+            "gadget-1.0.dist-info/WHEEL": "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n",
+            "gadget-1.0.dist-info/RECORD": "gadget/__init__.py,,\ngadget/part.py,,\n",
+        }.items():
+            packed.writestr(name, content)
+    pip = [sys.executable, "-m", "pip", "install", "--quiet", "--no-index", "--no-deps", "--target"]
+    subprocess.run([*pip, str(here), str(wheel)], check=True, capture_output=True)
+    (here / "mine.py").write_text("import gadget\ndef play():\n    return gadget.part.play()")
+    assert is_users(str(here / "mine.py")) and not is_users(str(here / "gadget" / "part.py"))
+    pack(load_entry_point("mine:play", "emulator.entry_point"))
