@@ -47,7 +47,7 @@ _HOMES = {
     "EmulatorSpec": "emulator",
     "Endpoint": "api.endpoint",
     "Fleet": "api.fleet",
-    "Lost": "collect.stream",
+    "Lost": "collect.leases",
     "Observation": "trajectory",
     "Policy": "api.policy",
     "ProductActions": "emulator",
@@ -68,7 +68,7 @@ if TYPE_CHECKING:
     from digirl_dist.api.policy import Policy
     from digirl_dist.api.run import Run
     from digirl_dist.api.training import train
-    from digirl_dist.collect.stream import Lost
+    from digirl_dist.collect.leases import Lost
     from digirl_dist.emulator import (
         BoxActions,
         DeviceActions,

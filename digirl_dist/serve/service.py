@@ -16,7 +16,8 @@ from msgspec import Meta
 from digirl_dist.api.episodes import Episode
 from digirl_dist.api.fleet import Fleet
 from digirl_dist.api.policy import Policy
-from digirl_dist.collect.stream import Lost, Rollout
+from digirl_dist.collect.leases import Lost
+from digirl_dist.collect.stream import Rollout
 from digirl_dist.errors import RunFolderError
 from digirl_dist.serve.journal import Entry, Journal
 from digirl_dist.storage.checkpoint import read_weights
