@@ -140,7 +140,7 @@ def fleet_collector(fleet: Fleet[Any], context: RunContext) -> Pool:
         context.store,
         context.events,
         context.status,
-        context.device.max_steps,
+        context.device.guard.most_steps,
         ledger=LeaseLedger(context.folder.leases),
         lengths=_lengths(context),
     )

@@ -14,6 +14,7 @@ from digirl_dist.collect.pace import Lengths
 from digirl_dist.collect.pool import Pool
 from digirl_dist.collect.reliability import Reliability
 from digirl_dist.collect.worker_table import WorkerTable
+from digirl_dist.emulator.episode_limits import MOST_STEPS
 from digirl_dist.errors import CollectionError, DigirlDistError, MisconductError, failure_here
 from digirl_dist.fleet.fleet import Fleet
 from digirl_dist.fleet.worker_events import (
@@ -61,12 +62,12 @@ class FleetCollector(Pool):
         store: Store,
         events: Events,
         status: Status,
-        max_steps: int | None = None,
+        most_steps: int = MOST_STEPS,
         clock: Clock = time.monotonic,
         ledger: Ledger | None = None,
         lengths: Lengths | None = None,
     ) -> None:
-        leases = Leases(limits.episode_attempts, clock, lease_seconds(limits, max_steps), ledger, lengths)
+        leases = Leases(limits.episode_attempts, clock, lease_seconds(limits, most_steps), ledger, lengths)
         super().__init__(leases, store, events, status, clock, limits.set_aside_share)
         self.table = WorkerTable(fleet, leases, limits, events, status, clock)
         self._fleet = fleet

@@ -15,7 +15,6 @@ import msgspec
 
 from digirl_dist.collect.equal_faults import EqualFaults
 from digirl_dist.collect.pace import Lengths
-from digirl_dist.emulator.episode_limits import MOST_STEPS
 from digirl_dist.protocol.messages import EpisodeManifest
 from digirl_dist.settings import LimitSettings, regular_file
 from digirl_dist.storage import atomic_files, json_lines
@@ -428,14 +427,14 @@ def _repeats(said: Sequence[str]) -> list[str]:
     return [one if times[one] == 1 else f"{times[one]} times {one}" for one in [*times][:_SHOWN]]
 
 
-def lease_seconds(limits: LimitSettings, max_steps: int | None) -> float:
+def lease_seconds(limits: LimitSettings, most_steps: int) -> float:
     """Returns how long a worker may hold a ticket: ``limits.lease_s``, else what the slots' own limits add up to.
 
     A ticket may wait for a boot, for two loads of a policy, and behind one other episode.
     """
     if limits.lease_s is not None:
         return limits.lease_s
-    episode_s = limits.reset_s + (max_steps or MOST_STEPS) * limits.step_s
+    episode_s = limits.reset_s + most_steps * limits.step_s
     return limits.boot_s + 2 * limits.stuck_s + 2 * episode_s
 
 

@@ -126,7 +126,8 @@ class EmulatorSpec:
 
     ``vector_size`` is the length of ``Observation.vector`` (0: none); ``image_size`` is (height, width) of the
     decoded image or None. ``labels``: the emulator is a ``LabelledEmulator``. ``steady``: equal seeds give equal first
-    screens; False where a screen shows a clock or live content, say.
+    screens; False where a screen shows a clock or live content, say. ``longest``: the steps by which the emulator
+    itself has ended any episode, such as those of a TimeLimit; None: not known. A longer episode is refused.
     """
 
     actions: Actions
@@ -134,6 +135,7 @@ class EmulatorSpec:
     image_size: tuple[int, int] | None = None
     labels: bool = False
     steady: bool = True
+    longest: int | None = None
 
     def described(self) -> str:
         """Describes in words what an agent sees and can do."""

@@ -61,7 +61,8 @@ class EpisodeGuard:
 
     @property
     def most_steps(self) -> int:
-        return self.max_steps or MOST_STEPS
+        longest = self.spec.longest if self.spec else None
+        return min(self.max_steps or MOST_STEPS, longest or MOST_STEPS)
 
     def check(self, episode: Trajectory, ticket: Ticket, worker: str) -> None:
         """Raises TrajectoryError, naming emulator, task and step, unless this is the ticket's episode as leased."""

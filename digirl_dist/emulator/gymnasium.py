@@ -82,7 +82,8 @@ class GymnasiumEmulator:
     def spec(self) -> EmulatorSpec:
         actions = DeviceActions() if self._actions is None else self._actions.spec
         senses, steady = self._senses, self._touch is None  # what is touched is a browser, or another live device
-        return EmulatorSpec(actions, senses.vector_size, senses.image_size, steady=steady)
+        longest = self._env.spec.max_episode_steps if self._env.spec else None  # Gymnasium's TimeLimit keeps to it
+        return EmulatorSpec(actions, senses.vector_size, senses.image_size, steady=steady, longest=longest)
 
     def reset(self, task: Task, seed: int) -> Observation:
         self._instruction, self._return = task.instruction, 0.0

@@ -27,6 +27,7 @@ from digirl_dist.types import Json
 _ACTIONS = 4
 _SUCCESS_SHARE = 0.5
 _FAULTS_STREAM = 1
+_MOST_DEVIATIONS = 6.0
 
 
 @dataclass
@@ -65,7 +66,8 @@ class RehearsalEmulator:
     def reset(self, task: Task, seed: int) -> Observation:
         source = [zlib.crc32(task.id.encode()), seed]
         self._rng = np.random.default_rng(source)
-        self._length = max(1, round(self._draw(self.steps, self.steps_sigma)))
+        drawn = max(1, round(self._draw(self.steps, self.steps_sigma)))
+        self._length = min(drawn, longest_episode(self.steps, self.steps_sigma))
         self._at = self._share = 0
         self._episode = f"{source[0]:08x}-{seed}"
         if self.faults_once_in is not None:
@@ -127,11 +129,17 @@ class RehearsalEmulator:
         return False
 
 
-def rehearsal_spec(image_size: Sequence[int]) -> EmulatorSpec:
+def longest_episode(steps: float, sigma: float) -> int:
+    """Returns the steps of the longest episode: what one in a billion of that log-normal would exceed."""
+    return max(1, round(steps * math.exp(_MOST_DEVIATIONS * sigma)))
+
+
+def rehearsal_spec(image_size: Sequence[int], longest: int | None = None) -> EmulatorSpec:
     """``image_size`` is height and width, or empty. Raises SettingsError for another size."""
     if len(image_size) not in (0, 2):
         raise SettingsError(f"emulator.image_size={list(image_size)} is not [height, width]")
-    return EmulatorSpec(DiscreteActions(_ACTIONS), _ACTIONS, (image_size[0], image_size[1]) if image_size else None)
+    size = (image_size[0], image_size[1]) if image_size else None
+    return EmulatorSpec(DiscreteActions(_ACTIONS), _ACTIONS, size, longest=longest)
 
 
 def rehearsal_tasks() -> list[Task]:

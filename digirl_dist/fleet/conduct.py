@@ -6,7 +6,6 @@ import math
 from collections import Counter, deque
 from collections.abc import Mapping
 
-from digirl_dist.emulator.episode_limits import MOST_STEPS
 from digirl_dist.errors import ProtocolError
 from digirl_dist.fleet.spec import Job
 from digirl_dist.protocol.messages import (
@@ -72,7 +71,7 @@ class Conduct:
         self._collected = 0
         self._told_s: float | None = None
         step_s = job.limits.step_s + job.answer_s
-        self._longest_s = _SLACK_S + job.limits.reset_s + (job.max_steps or MOST_STEPS) * step_s
+        self._longest_s = _SLACK_S + job.limits.reset_s + job.guard.most_steps * step_s
         """What an episode may take, and so what a slot may tell at its end of the time before this connection."""
         self._asked: dict[int, int] = {}
         """The bytes of each open request, by its number."""

@@ -28,7 +28,7 @@ _UPDATES = 1000
 class Screens:
     """Fulfils ``Emulator``: a black screen, and four numbers, of which the largest is the right action."""
 
-    spec: ClassVar[EmulatorSpec] = EmulatorSpec(DiscreteActions(_ACTIONS), _ACTIONS, (HEIGHT, WIDTH))
+    spec: ClassVar[EmulatorSpec] = EmulatorSpec(DiscreteActions(_ACTIONS), _ACTIONS, (HEIGHT, WIDTH), longest=_STEPS)
 
     @staticmethod
     def tasks(task_set: str, split: str) -> list[Task]:

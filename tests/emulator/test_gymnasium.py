@@ -102,7 +102,7 @@ def pixels(image: bytes | None) -> np.ndarray:
 def test_a_registered_environment_is_found_by_its_id() -> None:
     spec = gymnasium_spec(GymnasiumSettings(id="CartPole-v1").factory())
     assert spec.actions == DiscreteActions(2)
-    assert (spec.vector_size, spec.image_size) == (4, None)
+    assert (spec.vector_size, spec.image_size, spec.longest) == (4, None, 500)
 
 
 @pytest.mark.component

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from digirl_dist.emulator.episode_guard import EpisodeGuard
 from digirl_dist.emulator.rehearsal import RehearsalEmulator, rehearsal_tasks
 from digirl_dist.errors import EmulatorCrashed, EmulatorError, EmulatorHung, SettingsError
 from digirl_dist.protocol.messages import SlotLimits
@@ -52,6 +53,15 @@ def test_lengths_have_the_median_and_spread_of_the_settings() -> None:
     logs = [np.log(len(episode(emulator, seed))) for seed in range(300)]
     assert median(logs) == pytest.approx(np.log(20), abs=0.15)
     assert np.std(logs) == pytest.approx(0.5, abs=0.1)
+
+
+def test_no_episode_is_longer_than_it_says_and_a_worker_that_brings_one_is_refused() -> None:
+    settings = instant(steps=2, steps_sigma=0.5)
+    spec = settings.build().spec
+    assert spec.longest == round(2 * np.exp(3)) and EpisodeGuard(spec=spec, max_steps=99).most_steps == spec.longest
+    emulator = RehearsalEmulator(**values(settings))
+    assert max(len(episode(emulator, seed)) for seed in range(2000)) <= spec.longest
+    assert instant(steps=7, steps_sigma=0).build().spec.longest == 7
 
 
 def test_times_have_the_median_and_spread_of_the_settings() -> None:

@@ -42,7 +42,7 @@ class Simulation:
         machines = {name: machine(world, name, behaviour) for name, behaviour in behaviours.items()}
         fleet, store, events = SimulatedFleet(world, list(machines.values()), limits), MemoryStore(), Recorder(world)
         parts: list[Any] = [fleet, limits, DispatchRules(**rules), store, events, SilentStatus()]
-        collector = FleetCollector(*parts, max_steps=10, clock=world.clock)
+        collector = FleetCollector(*parts, most_steps=10, clock=world.clock)
         found = cls(world, machines, fleet, store, events, collector)
         weakref.finalize(found, fleet.vanish)  # the threads of its workers end with it
         return found

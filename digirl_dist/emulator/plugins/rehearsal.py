@@ -50,12 +50,13 @@ class RehearsalSettings(EmulatorPlugin):
     """Height and width of a screenshot of noise; empty: no screenshot."""
 
     def build(self) -> Device:
-        from digirl_dist.emulator.rehearsal import RehearsalEmulator, rehearsal_spec
+        from digirl_dist.emulator.rehearsal import RehearsalEmulator, longest_episode, rehearsal_spec
 
         if self.hang_rate + self.crash_rate + self.error_rate > 1:
             raise SettingsError("emulator: hang_rate, crash_rate and error_rate must together be at most 1")
         factory = partial(RehearsalEmulator, **values(self))
-        return Device(factory, rehearsal_spec(self.image_size), needs=Needs(60, 0.05))
+        spec = rehearsal_spec(self.image_size, longest_episode(self.steps, self.steps_sigma))
+        return Device(factory, spec, needs=Needs(60, 0.05))
 
     def tasks(self, task_set: str, split: str) -> Sequence[Task]:
         from digirl_dist.emulator.rehearsal import rehearsal_tasks
