@@ -28,7 +28,7 @@ _PIECES = (*_CHARACTERS, *_SECRETS, *_OTHERS)
 class Texts(Target):
     """The first piece is repeated up to the longest text of a message, and others follow it."""
 
-    samples = (b"tap 0.5 0.5",)
+    samples = (b"tap(0.5, 0.5)",)
 
     def __init__(self, folder: Path) -> None:
         super().__init__(folder)
@@ -44,7 +44,7 @@ class Texts(Target):
         for reader in _READERS:
             reader(text)
         self._repeats.is_new("slot", {"worker": "w1", "reason": text})
-        answers.action_of(text)
+        answers.read(text)
 
 
 def _with_labels(text: str) -> str:
