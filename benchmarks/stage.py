@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import heapq
 import json
+import queue
 import shutil
 import statistics
 import tempfile
@@ -30,7 +31,7 @@ from digirl_dist.fleet.relay import Relays
 from digirl_dist.fleet.roster import this_python
 from digirl_dist.fleet.spec import Job, WorkerSpec
 from digirl_dist.fleet.ssh_connection import SshConnector
-from digirl_dist.fleet.worker_events import Leaves, PolicyLoaded, Relayed, Said, WorkerEvent
+from digirl_dist.fleet.worker_events import PolicyLoaded, Relayed, Said, WorkerEvent
 from digirl_dist.protocol.messages import Acting, EpisodeManifest, EpisodeReady
 from digirl_dist.rollout.slot import slot_limits
 from digirl_dist.settings import LimitSettings, PushDtype, RehearsalSettings, SshSettings
@@ -96,9 +97,10 @@ class WatchedFleet(Fleet[Any]):
         self.manifests: list[tuple[float, EpisodeManifest]] = []
         self.acted: set[tuple[str, int]] = set()
         self.relayed: list[Relayed] = []
+        self.loaded: queue.SimpleQueue[PolicyLoaded] = queue.SimpleQueue()
 
-    def next_event(self, timeout_s: float, leaves: Leaves | None = None) -> WorkerEvent | None:
-        event = super().next_event(timeout_s, leaves)
+    def next_event(self, timeout_s: float) -> WorkerEvent | None:
+        event = super().next_event(timeout_s)
         match event:
             case Said(_, EpisodeReady(manifest)):
                 self.manifests.append((time.monotonic(), manifest))
@@ -106,6 +108,8 @@ class WatchedFleet(Fleet[Any]):
                 self.acted.add((worker, slot))
             case Relayed():
                 self.relayed.append(event)
+            case PolicyLoaded():
+                self.loaded.put(event)
         return event
 
 
@@ -185,12 +189,13 @@ class Ours:
 
         Slots that are idle begin with those of ``ahead`` iterations after it.
         """
-        checkpoint, wanted = self.checkpoint(number), tickets(number, count)
-        for later in range(number + 1, number + 1 + ahead):
-            self.collector.prefetch(checkpoint, tickets(later, count))
+        checkpoint = self.checkpoint(number)
+        begun = [tickets(later, count) for later in range(number, number + 1 + ahead)]
         started = time.monotonic()
+        for each in begun:
+            self.collector.begin(checkpoint, each)
         with waiting_for(f"iteration {number} of {self.name}:", lambda: f"{self._came(number)}/{count} episodes"):
-            result = self.collector.collect(checkpoint, wanted)
+            result = self.collector.collect(checkpoint, begun[0])
         self.store.append(result)
         assert len(result.trajectories) == count
         return result, time.monotonic() - started
@@ -198,12 +203,12 @@ class Ours:
     def push(self, checkpoint: Checkpoint) -> tuple[float, int]:
         """Seconds until every worker acts with it, and the bytes of tensors that were sent."""
         started, waiting, sent = time.monotonic(), set(self.fleet.workers), 0
-        self.fleet.publish(checkpoint)
+        self.collector.act_with(checkpoint)
+        self.collector.attend()
         with waiting_for("a checkpoint to be loaded by", lambda: ", ".join(sorted(waiting))):
             while waiting:
-                event = self.fleet.next_event(60.0)
-                assert event is not None, f"{waiting} have not loaded the checkpoint"
-                if isinstance(event, PolicyLoaded) and event.version == checkpoint.iteration:
+                event = self.fleet.loaded.get(timeout=60.0)
+                if event.version == checkpoint.iteration:
                     waiting.discard(event.worker)
                     sent += event.push_bytes
         return time.monotonic() - started, sent

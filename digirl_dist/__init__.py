@@ -54,7 +54,7 @@ _HOMES = {
     "Fleet": "api.fleet",
     "Label": "emulator",
     "Learned": "algorithm.table",
-    "Lost": "collect.stream",
+    "Lost": "collect.leases",
     "MinibatchOptimizer": "algorithm.optimizer",
     "Observation": "trajectory",
     "OptimizerSettings": "settings.algorithms",
@@ -80,7 +80,7 @@ if TYPE_CHECKING:
     from digirl_dist.api.policy import Policy
     from digirl_dist.api.run import Run
     from digirl_dist.api.training import train
-    from digirl_dist.collect.stream import Lost
+    from digirl_dist.collect.leases import Lost
     from digirl_dist.emulator import (
         BoxActions,
         DeviceActions,

@@ -57,18 +57,31 @@ def train(
     evaluator: Evaluator,
     report: Report,
     iterations: int,
+    ahead: int = 0,
 ) -> None:
-    """Trains until ``iterations`` updates have been made; for offline learning, the collector returns no episodes."""
+    """Trains until ``iterations`` updates have been made; for offline learning, the collector returns no episodes.
+
+    Slots that are idle begin with the tickets of up to ``ahead`` iterations more, so the policy of an episode is at
+    most so many updates older than the iteration that it counts in.
+    """
     checkpoint = trainer.resume()
     report.resumed(checkpoint, store, iterations)
     evaluator.look_at(checkpoint)
     while checkpoint.iteration < iterations:
-        result = collector.collect(checkpoint, plan.tickets(checkpoint.iteration, checkpoint.iteration))
+        begun = [plan.tickets(number, checkpoint.iteration) for number in under_way(checkpoint, ahead, iterations)]
+        for tickets in begun:
+            collector.begin(checkpoint, tickets)
+        result = collector.collect(checkpoint, begun[0])
         store.append(result)
         update = trainer.update(checkpoint, store)
         report.iteration(result, update)
         checkpoint = update.checkpoint
         evaluator.look_at(checkpoint)
+
+
+def under_way(checkpoint: Checkpoint, ahead: int, iterations: int) -> range:
+    """Returns the iterations that are collected at the same time, the one that is learned from next before others."""
+    return range(checkpoint.iteration, min(checkpoint.iteration + ahead + 1, iterations))
 
 
 def evaluate(

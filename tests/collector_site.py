@@ -20,6 +20,7 @@ from digirl_dist.assembly.collector import RunContext, build_collector
 from digirl_dist.collect import Collector
 from digirl_dist.collection import CollectionResult
 from digirl_dist.emulator.plugins import Device
+from digirl_dist.host import under_way
 from digirl_dist.settings import (
     Inference,
     InProcessSettings,
@@ -124,7 +125,8 @@ class Site:
         self.status = Status(folder / "status.json")
         make = partial(agent, Counter.spec)
         parts = settings, device, make, plan, self.folder, self.store, events, self.status
-        context = RunContext(*parts, ahead=kind.ahead)
+        context = RunContext(*parts)
+        self._schedule = plan, kind.ahead, iterations
         self.collector: Collector = build_collector(context, stack)
 
     def save(self, iteration: int) -> Checkpoint:
@@ -137,6 +139,11 @@ class Site:
         return self.checkpoints.save(iteration, policy.state_dict(), {}, {})
 
     def collect(self, tickets: Sequence[Ticket]) -> CollectionResult:
+        """As ``host.train``."""
+        plan, ahead, iterations = self._schedule
+        self.collector.begin(self.checkpoint, tickets)
+        for later in under_way(self.checkpoint, ahead, iterations)[1:]:
+            self.collector.begin(self.checkpoint, plan.tickets(later, self.checkpoint.iteration))
         return self.collector.collect(self.checkpoint, tickets)
 
     def count(self, kind: str) -> int:

@@ -48,7 +48,7 @@ MOST_AT_THE_ROOT = 12
 
 IMPLEMENTATIONS = {
     *(f"{kind.folder.split('.')[0]}.{name}" for kind in KINDS for name in kind.names()),
-    "collect.around",
+    "collect.offline",
     "collect.fleet_collector",
     "collect.inline",
     "judge.model",

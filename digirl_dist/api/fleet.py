@@ -25,7 +25,8 @@ from digirl_dist.api.endpoint import Endpoint, Endpoints
 from digirl_dist.api.episodes import Episode, Episodes, html_table
 from digirl_dist.api.rollouts import Act, FunctionAgent, Group, Rollouts
 from digirl_dist.api.training import compose
-from digirl_dist.collect.stream import Lost, Request, Rollout
+from digirl_dist.collect.leases import Lost
+from digirl_dist.collect.stream import Request, Rollout
 from digirl_dist.errors import IncompleteError, SettingsError
 from digirl_dist.report.output import redraws, shown
 from digirl_dist.settings.keys import key_of

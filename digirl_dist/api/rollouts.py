@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import queue
 import threading
-import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -15,9 +14,11 @@ import numpy as np
 from digirl_dist.agent.contract import ActsAlone
 from digirl_dist.api.endpoint import Endpoint
 from digirl_dist.api.episodes import Episode
+from digirl_dist.collect.leases import Lost
 from digirl_dist.collect.rollout_log import RolloutLog
-from digirl_dist.collect.stream import Lost, Request, Rollout, Stream
+from digirl_dist.collect.stream import Request, Rollout, Stream
 from digirl_dist.emulator.starts import unlike_starts
+from digirl_dist.errors import CollectionError
 from digirl_dist.settings import Success
 from digirl_dist.tasks import Share, Task, emulator_seeds
 from digirl_dist.trajectory import Decision, NoDecision, Observation
@@ -30,7 +31,6 @@ Act = Callable[[Sequence[Observation]], Sequence[Any]] | Endpoint
 """A function that returns a Decision for each observation, or an action, which then counts as certain:
 log-probability 0. Or an endpoint."""
 
-_CLOSE_S = 20.0
 _LOOK_S = 0.5
 
 
@@ -71,32 +71,27 @@ class FunctionAgent(ActsAlone):
 
 
 class Rollouts:
-    """What an open fleet was asked for, and the thread that has it collected."""
+    """What an open fleet was asked for."""
 
     def __init__(self, fleet: OpenFleet, first_page: int) -> None:
         context = fleet.context
-        self._fleet = fleet
+        self._context = context
+        self._pool = fleet.pool
         self._seed = context.settings.seed
         self._draws = np.random.default_rng([self._seed, first_page])
         log = RolloutLog(context.folder.rollouts)
         is_judged = context.settings.success is not Success.environment
-        self._stream = Stream(context.store, log, first_page, time.monotonic, Episode.of, is_judged)
+        self._stream = Stream(self._pool, log, first_page, Episode.of, is_judged)
         self._unlike: set[str] = set()
         """Tasks of which members of a group started differently."""
         self._newest: Checkpoint | None = None
-        self._thread: threading.Thread | None = None
         self._lock = threading.RLock()
-        self._is_closed = False
 
     def ask(self, checkpoint: Checkpoint, requests: Sequence[Request], as_page: bool = False) -> list[Rollout]:
         """Returns a rollout for each (see ``Stream.ask``). Those that begin from now on act with the checkpoint."""
         with self._lock:
             self.act_with(checkpoint)
-            found = self._stream.ask(requests, as_page)
-            if self._thread is None and self._stream.missing and not self._is_closed:
-                self._thread = threading.Thread(target=self._collect, args=[self._newest], name="rollouts", daemon=True)
-                self._thread.start()
-        return found
+            return self._stream.ask(requests, as_page)
 
     def act_with(self, checkpoint: Checkpoint) -> None:
         """Has what begins from now on act with the checkpoint, unless a newer one came before."""
@@ -104,11 +99,8 @@ class Rollouts:
             if self._newest is not None and checkpoint.iteration <= self._newest.iteration:
                 return
             self._newest = checkpoint
-            if self._thread is not None:
-                self._fleet.collector.prefetch(checkpoint, ())
-                self._stream.wake()
-            else:
-                self._fleet.push(checkpoint)
+            self._pool.act_with(checkpoint)
+            self._pool.attend()
 
     def acknowledge(self, keys: Iterable[str]) -> None:
         self._stream.acknowledge(keys)
@@ -128,14 +120,12 @@ class Rollouts:
 
     def slots(self) -> int:
         """Returns how many slots the workers have brought so far."""
-        workers = dict(self._fleet.context.status.workers).values()
+        workers = dict(self._context.status.workers).values()
         return sum(len(worker.slots) for worker in workers)
 
     def close(self) -> None:
-        self._is_closed = True
-        self._stream.close()
-        if (thread := self._thread) is not None and thread is not threading.current_thread():
-            thread.join(_CLOSE_S)
+        self._pool.close()
+        self._stream.broke("infrastructure", CollectionError("the fleet was closed"))
 
     def groups(
         self, tasks: Iterable[Task], ask: Callable[[int, Task], Sequence[Rollout]], ahead: int
@@ -148,13 +138,13 @@ class Rollouts:
         ready: queue.SimpleQueue[Any] = queue.SimpleQueue()
         forming: dict[Rollout, _Forming] = {}
         asked, more, size = enumerate(tasks), True, 1
-        self._stream.goes_on += 1
+        self._pool.goes_on += 1
         try:
             while True:
                 while more and (not forming or len(forming) + size <= (ahead + 1) * self.slots()):
                     if (following := next(asked, None)) is None:
                         more = False
-                        self._stream.goes_on -= 1
+                        self._pool.goes_on -= 1
                         break
                     members = ask(*following)
                     size = len(members)
@@ -176,28 +166,16 @@ class Rollouts:
                     for member in group.results:
                         del forming[member]
         finally:
-            self._stream.goes_on -= more
+            self._pool.goes_on -= more
             for unfinished in forming:
                 unfinished.cancel()
 
     def _look_at_starts(self, group: Group) -> None:
         """Reports once for each task that members of a group started differently."""
-        context = self._fleet.context
-        for task, reason in unlike_starts(group.episodes, context.device.spec.steady).items():
+        for task, reason in unlike_starts(group.episodes, self._context.device.spec.steady).items():
             if task not in self._unlike:
-                context.events.emit("starts_differ", task=task, reason=reason)
+                self._context.events.emit("starts_differ", task=task, reason=reason)
             self._unlike.add(task)
-
-    def _collect(self, checkpoint: Checkpoint) -> None:
-        """Collects until the fleet is closed, or nobody can run anything any more."""
-        why = "the fleet was closed"
-        try:
-            self._fleet.collector.stream(checkpoint, self._stream)
-        except Exception as error:
-            why = str(error) if not self._is_closed else why
-        with self._lock:
-            self._thread = None
-            self._stream.end(why)
 
 
 @dataclass(eq=False)

@@ -19,18 +19,19 @@ from digirl_dist.assembly.parts import (
     placed,
 )
 from digirl_dist.capacity import Machine, pool_size
-from digirl_dist.collect import Collector, StreamingCollector
-from digirl_dist.collect.around import JudgedCollector, OfflineCollector, OfflineFirst, StoredCollector
+from digirl_dist.collect import Collector
 from digirl_dist.collect.leases import LeaseLedger
+from digirl_dist.collect.offline import OfflineCollector, OfflineFirst, StoredCollector
 from digirl_dist.collect.pace import Lengths
+from digirl_dist.collect.pool import Pool
 from digirl_dist.emulator.plugins import Device
 from digirl_dist.fleet.ledger import Shares
 from digirl_dist.fleet.roster import worker_configs
+from digirl_dist.judge import Judges
 from digirl_dist.rollout.slot import slot_limits
 from digirl_dist.settings import Inference, OpenAIEngineSettings, Parallel, Settings, configuration
 from digirl_dist.settings.run import needs_emulators
 from digirl_dist.storage import json_lines
-from digirl_dist.storage.checkpoint import Checkpoint
 from digirl_dist.storage.events import Events
 from digirl_dist.storage.run_folder import RunFolder
 from digirl_dist.storage.status import Status
@@ -63,7 +64,6 @@ class RunContext:
     store: Store
     events: Events
     status: Status
-    ahead: int = 0
     measured: int | None = None
     """The policy version, if that is measured and nothing is learned."""
     source: configuration.Source | None = None
@@ -85,35 +85,26 @@ def build_collector(context: RunContext, stack: ExitStack) -> Collector:
         rounds = [Round(number, "measure", context.measured) for number in range(settings.eval_iterations)]
         if all(map(context.store.has, rounds)):
             return StoredCollector(context.store)
-    collector: Collector = _judged(_emulators(context, stack), context)
-    collector = OfflineFirst(collector, schedule.offline_iterations(settings))
-    if context.ahead:
-        from digirl_dist.collect.around import AheadCollector
-
-        collector = AheadCollector(collector, context.plan.tickets, context.ahead, settings.train_iterations - 1)
-    stack.callback(collector.close)
-    return collector
+    return OfflineFirst(build_pool(context, stack), schedule.offline_iterations(settings))
 
 
-def _emulators(context: RunContext, stack: ExitStack) -> StreamingCollector:
-    """What runs episodes."""
-    if context.settings.parallel is Parallel.host:
-        return collector_plugin(context.settings).build(context, stack)
+def build_pool(context: RunContext, stack: ExitStack) -> Pool:
+    """Returns what runs episodes, and has them judged; ``stack`` closes it."""
     settings, told = context.settings, (context.store, context.events, context.status)
-    agent = context.agent if context.acts_here else placed(settings, context.agent)
-    return inline_collector(settings, context.device, agent, *told, context.acts_here, _lengths(context))
+    if settings.parallel is Parallel.host:
+        pool = collector_plugin(settings).build(context, stack)
+    else:
+        agent = context.agent if context.acts_here else placed(settings, context.agent)
+        pool = inline_collector(settings, context.device, agent, *told, context.acts_here, _lengths(context))
+    stack.callback(pool.close)
+    if (judge := build_judge(settings, context.folder.verdicts, context.events)) is not None:
+        pool.judges = Judges(judge, context.events)
+    return pool
 
 
 def _lengths(context: RunContext) -> Lengths:
     """Returns how long each task's episodes took so far."""
     return Lengths(json_lines.read(context.folder.events, _NEWEST_EVENTS))
-
-
-def _judged(collector: StreamingCollector, context: RunContext) -> StreamingCollector:
-    judge = build_judge(context.settings, context.folder.verdicts, context.events)
-    if judge is None:
-        return collector
-    return JudgedCollector(collector, judge, context.store, context.events, context.status)
 
 
 def inline_collector(
@@ -125,7 +116,7 @@ def inline_collector(
     status: Status,
     newest: bool = False,
     lengths: Lengths | None = None,
-) -> StreamingCollector:
+) -> Pool:
     """Episodes in emulator processes of this machine. ``newest``: that policy version acts in all of them."""
     from digirl_dist.collect.inline import InlineCollector, InlineJob
 
@@ -135,14 +126,14 @@ def inline_collector(
     return InlineCollector(job, limits.episode_attempts, limits.set_aside_share, store, events, status, lengths)
 
 
-def fleet_collector(fleet: Fleet[Any], context: RunContext) -> StreamingCollector:
+def fleet_collector(fleet: Fleet[Any], context: RunContext) -> Pool:
     """Episodes on the workers of a fleet."""
     from digirl_dist.collect.dispatch import DispatchRules
     from digirl_dist.collect.fleet_collector import FleetCollector
 
     settings = context.settings
     rules = DispatchRules(settings.prefetch, settings.speculate)
-    collector = FleetCollector(
+    return FleetCollector(
         fleet,
         settings.limits,
         rules,
@@ -153,8 +144,6 @@ def fleet_collector(fleet: Fleet[Any], context: RunContext) -> StreamingCollecto
         ledger=LeaseLedger(context.folder.leases),
         lengths=_lengths(context),
     )
-    collector.attend()
-    return collector
 
 
 def ray_fleet(context: RunContext, cluster: RayCollectorSettings, stack: ExitStack) -> Fleet[Any]:
@@ -289,19 +278,10 @@ def _host_policy(context: RunContext) -> HostPolicy | None:
 
 @dataclass(frozen=True)
 class OpenFleet:
-    """A collector with a run folder of its own, for a program that decides itself what is collected."""
+    """A pool with a run folder of its own, for a program that decides itself what is collected."""
 
     context: RunContext
-    collector: StreamingCollector
-    emulators: StreamingCollector
-    """The part of ``collector`` that runs episodes."""
-
-    def push(self, checkpoint: Checkpoint) -> None:
-        """Begins to send a checkpoint to the workers. Emulators of this machine need no push."""
-        from digirl_dist.collect.fleet_collector import FleetCollector
-
-        if isinstance(self.emulators, FleetCollector):
-            self.emulators.push(checkpoint)
+    pool: Pool
 
 
 def open_fleet(
@@ -318,7 +298,6 @@ def open_fleet(
     store.sweep()
     parts = settings, device, agent, plan, folder, store, events, status
     context = RunContext(*parts, acts_here=acts_here, newest=True)
-    emulators = _emulators(context, stack)
-    stack.callback(emulators.close)
+    pool = build_pool(context, stack)
     status.host(None)
-    return OpenFleet(context, _judged(emulators, context), emulators)
+    return OpenFleet(context, pool)

@@ -125,7 +125,7 @@ def _lead(spec: RunSpec, learning: Learning, progress: Progress) -> None:
         store.sweep()
         shared = settings, spec.device, spec.agent, plan, folder, store, events, status
         version = measured.iteration if measured else None
-        collector = build_collector(RunContext(*shared, spec.ahead, version, spec.source), stack)
+        collector = build_collector(RunContext(*shared, version, spec.source), stack)
         stack.callback(status.host, "stop the workers")
         if measured:
             host.evaluate(collector, measured, store, plan, report, settings.eval_iterations)
@@ -133,7 +133,7 @@ def _lead(spec: RunSpec, learning: Learning, progress: Progress) -> None:
             every, last = settings.evaluation.every, settings.train_iterations
             test_plan = schedule.evaluation_plan(settings)
             evaluator = Evaluator(collector, test_plan, store, learning.checkpoints(write_policy), report, every, last)
-            host.train(collector, trainer, store, plan, evaluator, report, last)
+            host.train(collector, trainer, store, plan, evaluator, report, last, spec.ahead)
 
 
 def followers(settings: Settings, folder: RunFolder, events: Events) -> Followers:

@@ -9,15 +9,13 @@ from dataclasses import dataclass
 
 from digirl_dist.collection import CollectionResult, WorkerResult
 from digirl_dist.tasks import Key, Round
-from digirl_dist.trajectory import Trajectory
 from digirl_dist.types import Clock
 
 
 class IterationStats:
     """Collects what happens in one iteration and adds it up. Times are monotonic seconds of the host."""
 
-    def __init__(self, round: Round, clock: Clock) -> None:
-        self.round = round
+    def __init__(self, clock: Clock) -> None:
         self._clock = clock
         self.started_at = self._clock()
         self.seconds: dict[Key, float] = {}
@@ -51,13 +49,14 @@ class IterationStats:
         end = now - min(max(0.0, age_s), now - self.started_at)  # a worker may say anything, even nan
         self._episodes.append((worker, end - seconds, end))
 
-    def result(self, trajectories: Sequence[Trajectory], set_aside: Sequence[str]) -> CollectionResult:
+    def result(self, of: Round, set_aside: Sequence[str]) -> CollectionResult:
+        """Returns what is known of the round but its episodes."""
         ends = [end for _, _, end in self._episodes]
         return CollectionResult(
-            iteration=self.round.number,
-            purpose=self.round.purpose,
-            measured=self.round.measured,
-            trajectories=trajectories,
+            iteration=of.number,
+            purpose=of.purpose,
+            measured=of.measured,
+            trajectories=(),
             worker_results=[self._worker_results[name] for name in sorted(self._worker_results)],
             started_at=self.started_at,
             acting_at=self._acting_at(),

@@ -71,7 +71,7 @@ class Dispatch:
         Does nothing shortly after the last time, which ``again_in_s`` tells.
         """
         now = self._clock()
-        doubles = self._rules.speculate and now >= self._double_at
+        doubles = self._rules.speculate and now >= self._double_at and bool(self._leases.tickets)
         self._is_behind = now < self._again_at
         if self._is_behind or not (self._leases.queued or doubles):
             return

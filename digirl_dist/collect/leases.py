@@ -24,8 +24,19 @@ from digirl_dist.types import Clock, Json
 LossKind = Literal["infrastructure", "environment", "agent", "cancelled"]
 """What an episode was lost to: a machine or its connection, the emulator, the agent, or a caller's word."""
 
+
+@dataclass(frozen=True)
+class Lost:
+    """Why a rollout has no episode. A loss is never an episode with a reward of 0."""
+
+    kind: LossKind
+    reason: str
+
+
 _COMING_S = 5.0
 _REASON = 400
+_SHOWN = 5
+"""Failures of a ticket that are told."""
 _LOOKED_AT = 256
 """Tickets at the head of the queue whose lengths are added up."""
 
@@ -92,7 +103,7 @@ class Leases:
         self.tickets: dict[Key, Ticket] = {}
         """Tickets whose episode has not landed."""
         self.set_aside: dict[Key, Sequence[Failure]] = {}
-        """Tickets that failed too often and are not asked again, with the failures of each."""
+        """Tickets that failed too often, with the failures of each, until ``lost`` tells of them."""
         self.faults = EqualFaults()
         self.lengths = lengths or Lengths()
         """By which new tickets are ordered."""
@@ -115,7 +126,7 @@ class Leases:
     def add(self, tickets: Iterable[Ticket]) -> None:
         """Queues the tickets that are new here, the longest first. A ticket that has landed must not be added again."""
         for ticket in self.lengths.longest_first(tickets):
-            if ticket.key not in self.tickets and ticket.key not in self.set_aside:
+            if ticket.key not in self.tickets:
                 self.tickets[ticket.key] = ticket
                 self._queue[ticket.key] = None
 
@@ -303,6 +314,12 @@ class Leases:
         workers = sorted({failure.worker for failure in failures})
         return {**key.place(), "workers": workers, "failures": len(failures), "reason": failures[-1].reason}
 
+    def lost(self, key: Key) -> Lost:
+        """Forgets a ticket that was set aside; returns why it was."""
+        failures = self.set_aside.pop(key)
+        reasons = [f"on {each.worker}: {each.reason}" for each in failures]
+        return Lost(failures[-1].kind, f"it failed {len(failures)} times: {'; '.join(_repeats(reasons))}")
+
     def is_blamed_on_one(self, key: Key) -> bool:
         """Returns whether the ticket's episodes were lost on one worker only."""
         return len({failure.worker for failure in self._failures.get(key, ())}) <= 1
@@ -312,10 +329,8 @@ class Leases:
         for key, failures in self._failures.items():
             self._failures[key] = [failure for failure in failures if failure.worker != worker]
 
-    def close(self, wanted: Round, keys: Iterable[Key]) -> None:
-        """Forgets what was set aside of ``keys``, and leases of rounds before ``wanted`` that are not open."""
-        for key in keys:
-            self.set_aside.pop(key, None)
+    def close(self, wanted: Round) -> None:
+        """Forgets leases of rounds before ``wanted`` that are not open."""
         for key in [key for key in self._grants if key not in self.tickets and key.iteration < wanted.number]:
             self._forget(key)
         if self._ledger:
@@ -404,6 +419,12 @@ class Leases:
     def _is_orphan(self, key: Key) -> bool:
         """Returns whether the ticket is wanted and held by nobody."""
         return key in self.tickets and key not in self._queue and key not in self._held_by
+
+
+def _repeats(said: Sequence[str]) -> list[str]:
+    """Returns the last different ones, each with how often it was said."""
+    times = Counter(reversed(said))
+    return [one if times[one] == 1 else f"{times[one]} times {one}" for one in [*times][:_SHOWN]]
 
 
 def lease_seconds(limits: LimitSettings, most_steps: int) -> float:

@@ -169,10 +169,6 @@ class WorkerTable:
         """Returns the workers that may be given tickets."""
         return [name for name, state in self.states.items() if state.able]
 
-    def tell_all(self, kind: str, **content: Json) -> None:
-        """Emits an event that concerns no single worker."""
-        self._events.emit(kind, **content)
-
     def tell(self, kind: str, worker: str, **content: Json) -> None:
         """Emits an event of a worker and shows it in the status; leaves out what comes too often, and counts it."""
         content = {key: _short(entry) for key, entry in content.items()}
@@ -183,12 +179,6 @@ class WorkerTable:
             seen.last_trouble, seen.troubled_at = seen.last_event, self._clock()
         if self._may_tell(kind, worker, len(strict_json.dumps(content))):
             self._events.emit(kind, worker=worker, **content)
-
-    def show(self, lost: Lost) -> None:
-        """Shows a loss that will be taken in later."""
-        if lost.worker in self.states:
-            seen = self._status.worker(lost.worker)
-            seen.last_trouble, seen.troubled_at = f"worker_lost: reason {_short(lost.error.reason)}", self._clock()
 
     def fetches(self, worker: str) -> None:
         """Notes that the file of an episode is to come."""
@@ -247,10 +237,6 @@ class WorkerTable:
                 self.ledger.left(name)
                 self._status.workers.pop(name, None)
                 self._events.emit("worker_left", worker=name)
-
-    def begin(self) -> None:
-        """Begins to count anew how long no worker could run anything."""
-        self._able_at = self._clock()
 
     def check_that_somebody_can(self, iteration: int, missing: int) -> None:
         """Raises CollectionError when every worker is out for good, or none could run anything for too long.

@@ -14,7 +14,7 @@ from digirl_dist.fleet.outgoing import Named, Outgoing, PublishedPolicy, Weights
 from digirl_dist.fleet.session import PING_S
 from digirl_dist.fleet.spec import Job, Spec
 from digirl_dist.fleet.worker import RemoteWorker, session_clock
-from digirl_dist.fleet.worker_events import Added, EventQueue, Leaves, Leaving, RosterRefused, WorkerEvent
+from digirl_dist.fleet.worker_events import Added, EventQueue, Leaving, RosterRefused, WorkerEvent
 from digirl_dist.inference.policy_server import HostPolicy
 from digirl_dist.protocol.messages import LoadPolicy, encode
 from digirl_dist.settings import LimitSettings, PushDtype
@@ -131,9 +131,9 @@ class Fleet(Generic[AnySpec]):
             with suppress(ClusterError):  # what is left ends with the run
                 self._connector.forget(worker.spec.name)
 
-    def next_event(self, timeout_s: float, leaves: Leaves | None = None) -> WorkerEvent | None:
+    def next_event(self, timeout_s: float) -> WorkerEvent | None:
         """Returns the next event, or None if none comes in that time (see ``EventQueue.get``)."""
-        return self._events.get(timeout_s, leaves)
+        return self._events.get(timeout_s)
 
     def wake(self) -> None:
         """Has ``next_event`` return."""

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import threading
-from collections import Counter, OrderedDict, deque
-from collections.abc import Callable, Iterator, Sequence
+from collections import OrderedDict
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -163,10 +163,6 @@ class _Entry:
             self.ledger.keep("unread", sign * self.size)
 
 
-Leaves = Callable[[WorkerEvent, bool], bool]
-"""Called with an event, and whether earlier ones of its worker were left; returns whether it is left as well."""
-
-
 class EventQueue:
     """Events in order, for one reader. Of a worker's heartbeats only the newest waits, and of what it connects for.
 
@@ -179,10 +175,6 @@ class EventQueue:
         self._newest: dict[tuple[str, type], int] = {}
         """Where the newest heartbeat, or attempt to connect, of a worker waits, or did."""
         self._put = 0
-        self._left: deque[_Entry] = deque()
-        """What a reader has left behind for one who leaves nothing."""
-        self._left_of: Counter[str] = Counter()
-        """How many of these are a worker's."""
         self._is_woken = False
 
     def put(self, event: WorkerEvent, size: int = 0, ledger: Ledger | None = None) -> None:
@@ -204,25 +196,16 @@ class EventQueue:
             self._put = max(self._put, number + 1)
             self._changed.notify()
 
-    def get(self, timeout_s: float, leaves: Leaves | None = None) -> WorkerEvent | None:
-        """Returns the next event; None if none comes in that time, or ``wake`` was called.
-
-        Events for which ``leaves`` is true stay for a reader who leaves nothing.
-        """
-        found: list[_Entry] = []
-
-        def came() -> bool:
-            if not found and (entry := self._next(leaves)) is not None:
-                found.append(entry)
-            return self._is_woken or bool(found)
-
+    def get(self, timeout_s: float) -> WorkerEvent | None:
+        """Returns the next event; None if none comes in that time, or ``wake`` was called."""
         with self._changed:
-            self._changed.wait_for(came, timeout_s)
+            self._changed.wait_for(lambda: self._is_woken or self._entries, timeout_s)
             self._is_woken = False
-            if not found:
+            if not self._entries:
                 return None
-            found[0].count(-1)
-            return found[0].event
+            _, entry = self._entries.popitem(last=False)
+            entry.count(-1)
+            return entry.event
 
     def wake(self) -> None:
         """Has the reader return."""
@@ -232,24 +215,10 @@ class EventQueue:
 
     def __iter__(self) -> Iterator[WorkerEvent]:
         """Yields what waits, in order."""
-        return (entry.event for entry in (*self._left, *self._entries.values()))
+        return (entry.event for entry in self._entries.values())
 
     def __len__(self) -> int:
-        return len(self._left) + len(self._entries)
-
-    def _next(self, leaves: Leaves | None) -> _Entry | None:
-        if leaves is None and self._left:
-            entry = self._left.popleft()
-            self._left_of[_worker(entry)] -= 1
-            return entry
-        while self._entries:
-            _, entry = self._entries.popitem(last=False)
-            is_later = self._left_of[_worker(entry)] > 0
-            if leaves is None or not leaves(entry.event, is_later):
-                return entry
-            self._left.append(entry)
-            self._left_of[_worker(entry)] += 1
-        return None
+        return len(self._entries)
 
 
 def _coalesced(event: WorkerEvent) -> tuple[str, type] | None:
@@ -258,7 +227,3 @@ def _coalesced(event: WorkerEvent) -> tuple[str, type] | None:
         case Said(worker, Heartbeat()) | Connecting(worker):
             return worker, type(event)
     return None
-
-
-def _worker(entry: _Entry) -> str:
-    return getattr(entry.event, "worker", "")

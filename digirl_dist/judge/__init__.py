@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import queue
+import threading
+import traceback
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Protocol
 
 import numpy as np
 
-from digirl_dist.errors import JudgeError
+from digirl_dist.errors import DigirlDistError, JudgeError
+from digirl_dist.storage.events import Events
 from digirl_dist.trajectory import Trajectory, float32
 from digirl_dist.user_code.blame import RAISED, described
 
@@ -74,3 +78,45 @@ class PredicateJudge:
 
     def close(self) -> None:
         """Does nothing: there is nothing to release."""
+
+
+Tell = Callable[[Trajectory | DigirlDistError], object]
+
+
+class Judges:
+    """Threads in which a judge decides on episodes while others still run."""
+
+    def __init__(self, judge: Judge, events: Events) -> None:
+        self._judge = judge
+        self._events = events
+        self._queue: queue.SimpleQueue[tuple[Trajectory, Tell] | None] = queue.SimpleQueue()
+        for number in range(judge.parallel):
+            threading.Thread(target=self._work, name=f"judge-{number}", daemon=True).start()
+
+    def consider(self, trajectory: Trajectory, tell: Tell) -> None:
+        """Calls ``tell``, from another thread, with the episode and its verdict, or with why it has none."""
+        self._queue.put((trajectory, tell))
+
+    def figures(self, waited_s: float) -> dict[str, float]:
+        """Returns the cost of judging since the last call, and how long the last verdicts were waited for."""
+        return {**self._judge.take_figures(), "judge_wait_s": round(waited_s, 4)}
+
+    def close(self) -> None:
+        for _ in range(self._judge.parallel):
+            self._queue.put(None)
+        self._judge.close()
+
+    def _work(self) -> None:
+        while (asked := self._queue.get()) is not None:
+            trajectory, tell = asked
+            try:
+                verdict = self._judge.verdict(trajectory)
+            except DigirlDistError as error:
+                tell(error)
+            except BaseException:  # a fault of ours must not end this thread without a word
+                tell(JudgeError(f"internal error: {traceback.format_exc()}"))
+            else:
+                place = trajectory.ticket.key.place()
+                grade = {"success": verdict.success, "score": verdict.score}
+                self._events.emit("judged", **place, **grade, said=verdict.said[:500])
+                tell(with_verdict(trajectory, verdict.score))

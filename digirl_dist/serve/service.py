@@ -18,7 +18,8 @@ from digirl_dist.api.endpoint import Endpoint
 from digirl_dist.api.episodes import Episode
 from digirl_dist.api.fleet import Fleet
 from digirl_dist.api.policy import Policy
-from digirl_dist.collect.stream import Lost, Rollout
+from digirl_dist.collect.leases import Lost
+from digirl_dist.collect.stream import Rollout
 from digirl_dist.errors import RunFolderError
 from digirl_dist.serve.journal import Entry, Journal
 from digirl_dist.storage import strict_json

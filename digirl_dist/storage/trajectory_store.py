@@ -58,11 +58,6 @@ class Store:
         self._unflushed: set[Path] = set()
         """Folders in which files have landed since ``flush``."""
         self._lock = threading.Lock()
-        self._listeners: list[Callable[[Trajectory], None]] = []
-
-    def listen(self, landed: Callable[[Trajectory], None]) -> None:
-        """Calls ``landed`` with each episode that lands after this call."""
-        self._listeners.append(landed)
 
     def sweep(self) -> None:
         """Deletes what a killed host left: unchecked transfers, single episodes that a round's file has, and parts of
@@ -102,8 +97,6 @@ class Store:
                 content = checked or episode_file.encode(trajectory)
                 self._write_policy.wait_for(str(path), lambda: atomic_files.write_bytes(path, content))
             landed[key] = trajectory
-        for listener in self._listeners:
-            listener(trajectory)
         return True
 
     def leave_aside(self, counts_in: Round, episode: Trajectory) -> None:

@@ -20,7 +20,7 @@ from test_run import ROOT
 
 from digirl_dist import Endpoint, Fleet, Run, Task
 from digirl_dist.api.episodes import Episode
-from digirl_dist.collect.stream import Lost
+from digirl_dist.collect.leases import Lost
 from digirl_dist.emulator.episode_limits import check_step
 from digirl_dist.emulator.touch_actions import SAID
 from digirl_dist.errors import SettingsError, TrajectoryError

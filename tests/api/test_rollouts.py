@@ -23,7 +23,8 @@ from user_classes import Coin, Counter
 from digirl_dist import Fleet, Policy, Run, Task
 from digirl_dist.api.episodes import Episode
 from digirl_dist.child_process import environment
-from digirl_dist.collect.stream import Lost, Rollout
+from digirl_dist.collect.leases import Lost
+from digirl_dist.collect.stream import Rollout
 from digirl_dist.errors import SettingsError
 from digirl_dist.report.why import explain
 from digirl_dist.tasks import SEEDS

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple, Protocol
 import httpx
 
 from chaos.notebook import fleet_of
-from digirl_dist.collect.stream import Lost
+from digirl_dist.collect.leases import Lost
 from digirl_dist.storage import json_lines
 
 GROUP = 4

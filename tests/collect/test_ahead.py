@@ -9,7 +9,6 @@ import pytest
 from collector_site import Kind, keys, site, tickets
 from process_watch import eventually, nothing_is_left_of
 
-from digirl_dist.collect.around import AheadCollector
 from digirl_dist.errors import CollectionError
 from digirl_dist.tasks import Key, Round
 
@@ -52,12 +51,12 @@ def test_the_next_iteration_begins_while_the_host_learns(tmp_path: Path, kind: K
 def test_an_error_of_the_background_surfaces_in_the_loop_with_its_traceback(tmp_path: Path) -> None:
     with site(tmp_path, Kind.inline) as here:
         broken = tickets(4, iteration=1, at="reset", suffers="raise")
-        ahead = AheadCollector(here.collector, lambda number, version: broken, ahead=1, last=1)
-        assert len(ahead.collect(here.checkpoint, tickets(2)).trajectories) == 2
+        for begun in (tickets(2), broken):
+            here.collector.begin(here.checkpoint, begun)
+        assert len(here.collect(tickets(2)).trajectories) == 2
         with pytest.raises(CollectionError, match="the device is on fire") as caught:
-            ahead.collect(here.save(1), broken)
-        ahead.close()
-    assert any(entry.name == "run" for entry in caught.traceback)
+            here.collector.collect(here.save(1), broken)
+    assert any(entry.name == "turn" for entry in caught.traceback)
 
 
 def test_a_run_that_collects_ahead_can_be_closed_in_the_middle(tmp_path: Path) -> None:

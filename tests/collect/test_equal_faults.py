@@ -5,12 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from hand_pool import HandPool
 
 from digirl_dist.collect.equal_faults import EqualFaults
-from digirl_dist.collect.iteration import Iteration
 from digirl_dist.collect.leases import Leases
 from digirl_dist.errors import CollectionError
-from digirl_dist.storage.trajectory_store import Store
 from digirl_dist.tasks import Key, Task, Ticket
 
 BROKEN = "emulator {} failed in its step: KeyError: 'colour' (at /home/ann/env.py:8 in step)"
@@ -33,12 +32,11 @@ def failing(leases: Leases, workers: list[str], reason: str = BROKEN) -> int:
 
 @pytest.mark.parametrize("workers", [["w1"], ["w1", "w2", "w3"]])
 def test_deterministic_faults_end_the_run_after_a_few_attempts(workers: list[str], tmp_path: Path) -> None:
-    leases, asked = Leases(5, lambda: 0.0), tickets(16)
-    iteration = Iteration(asked, leases, Store(tmp_path))
-    assert not iteration.is_over
+    pool = HandPool(tmp_path, leases := Leases(5, lambda: 0.0))
+    pool.asked(tickets(16))
     assert failing(leases, workers) == 4
     with pytest.raises(CollectionError, match=r"iteration 0: .* failed alike on w1.*not in a machine.*env.py:8"):
-        _ = iteration.is_over
+        pool.turn()
 
 
 def test_deterministic_faults_of_some_episodes_are_reported_once() -> None:

@@ -10,10 +10,9 @@ from typing import Any
 
 import numpy as np
 import pytest
+from hand_pool import HandPool
 
-from digirl_dist.collect.accounts import IterationStats
 from digirl_dist.collect.dispatch import Dispatch, DispatchRules
-from digirl_dist.collect.iteration import Iteration
 from digirl_dist.collect.leases import LeaseLedger, Leases
 from digirl_dist.collect.reliability import Reliability
 from digirl_dist.collect.worker_table import WorkerState, WorkerTable
@@ -22,7 +21,6 @@ from digirl_dist.fleet.worker_events import Connecting, Lost, Pulled, Said
 from digirl_dist.protocol.messages import MOST_REASON, EpisodeManifest, MachineFacts, Ready, UnknownFile, Working
 from digirl_dist.settings import LimitSettings
 from digirl_dist.storage.status import Status
-from digirl_dist.storage.trajectory_store import Store
 from digirl_dist.tasks import Key, Purpose, Task, Ticket
 from digirl_dist.trajectory import Observation, Step, Trajectory
 
@@ -55,27 +53,28 @@ def manifest(ticket: Ticket, **changes: Any) -> EpisodeManifest:
 
 
 class Round:
-    """An iteration of real leases on a real store, whose tickets with an index in ``poisoned`` fail everywhere."""
+    """A round of real leases on a real store, whose tickets with an index in ``poisoned`` fail everywhere."""
 
     def __init__(
         self, root: Path, count: int, poisoned: set[int], share: float = 0.1, purpose: Purpose = "train"
     ) -> None:
         self.leases = Leases(5, Clock())
-        self.wanted = tickets(count, purpose)
-        self.iteration = Iteration(self.wanted, self.leases, Store(root), share)
+        self.pool = HandPool(root, self.leases, share)
+        self.future = self.pool.asked(tickets(count, purpose))
         self.poisoned = poisoned
         self.aside: list[Key] = []
 
     def run(self, workers: list[str]) -> Any:
-        while not self.iteration.is_over:
+        while not self.future.done():
             for worker in workers:
                 for ticket in self.leases.take(worker, 1, 0, workers):
                     if ticket.index not in self.poisoned:
                         self.leases.expect(worker, ticket.key, 0)
-                        self.iteration.land(episode(ticket))
-                    elif self.leases.fail(worker, ticket.key, f"crashed on {worker}", workers):
+                        assert self.pool.land(ticket)
+                    elif self.pool.fail(worker, ticket.key, f"crashed on {worker}", workers):
                         self.aside.append(ticket.key)
-        return self.iteration.close(IterationStats(self.iteration.round, Clock()))
+            self.pool.turn()
+        return self.future.result()
 
 
 @pytest.mark.parametrize("purpose", ["train", "evaluate"])
@@ -187,7 +186,7 @@ def test_a_restarted_host_knows_the_leases_of_its_predecessor(tmp_path: Path) ->
     [again] = after.take("b", 1, version=0)
     assert (again.key, again.attempt) == (first.key, 1), "two attempts never share a name"
     after.land(first.key)
-    after.close(Key(1, 0).round, ())
+    after.close(Key(1, 0).round)
     assert {grant.key for grant in LeaseLedger(path).known()} == {second.key}
 
 

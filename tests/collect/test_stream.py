@@ -6,57 +6,45 @@ import resource
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
-import numpy as np
 import pytest
+from hand_pool import HandPool
 
-from digirl_dist.collect.around import with_verdict
-from digirl_dist.collect.leases import Leases
+from digirl_dist.collect.leases import Lost
 from digirl_dist.collect.rollout_log import RolloutLog
-from digirl_dist.collect.stream import Judge, Lost, Request, Rollout, Stream
-from digirl_dist.errors import RunFolderError, SettingsError
+from digirl_dist.collect.stream import Request, Rollout, Stream
+from digirl_dist.errors import CollectionError, RunFolderError, SettingsError
+from digirl_dist.judge import with_verdict
 from digirl_dist.storage import json_lines
-from digirl_dist.storage.trajectory_store import Store
-from digirl_dist.tasks import Task
-from digirl_dist.trajectory import Observation, Step, Trajectory
+from digirl_dist.tasks import Task, Ticket
+from digirl_dist.trajectory import Trajectory
 
 TASK = Task("count", params={"x": [1, 2.5]})
 
 
 class Ground:
-    """A stream on a folder, and a collector's part in its turns."""
+    """A stream on a folder, and the pool that it is a part of."""
 
-    def __init__(self, folder: Path, judge: Judge | None = None) -> None:
+    def __init__(self, folder: Path, judges: Any = None) -> None:
         self.folder = folder
-        self.judge = judge
+        self.judges = judges
         self.open()
 
     def open(self, first_page: int = 0) -> None:
         """As a process does that comes after one that was killed."""
-        self.store = Store(self.folder / "trajectories")
-        log, is_judged = RolloutLog(self.folder / "rollouts.jsonl"), self.judge is not None
-        self.stream = Stream(self.store, log, first_page, lambda: 0.0, is_judged=is_judged)
-        self.stream.judge = self.judge
-        self.leases = Leases(1, lambda: 0.0)
-        self.stream.begin(self.leases, lambda: None)
+        self.pool = HandPool(self.folder)
+        self.pool.judges = self.judges
+        log = RolloutLog(self.folder / "rollouts.jsonl")
+        self.stream = Stream(self.pool, log, first_page, is_judged=self.judges is not None)
 
     def ask(self, *keys: str | None, seed: int = 1, task: Task = TASK) -> list[Rollout]:
         return self.stream.ask([Request(task, seed, key) for key in keys])
 
     def land(self, count: int = 10**6) -> list[str]:
         """Has so many episodes land; returns their ids."""
-        self.stream.turn()
-        ids = []
-        for ticket in self.leases.take("w", count, version=3):
-            seen = Observation("", None, np.zeros(1, np.float32))
-            step = Step(seen, 0, -1.0, 1.0, True, False)
-            episode = f"{ticket.key.name}-{ticket.attempt}"
-            self.stream.land(Trajectory(ticket, episode, "w", 0, [step], seen, True), b"")
-            ids.append(episode)
-        self.stream.made_durable()
-        self.stream.turn()
-        return ids
+        return self.pool.land_all(count)
 
 
 @pytest.fixture
@@ -106,7 +94,7 @@ def test_a_damaged_line_is_named_and_not_passed_over(ground: Ground, line: bytes
 
 def test_who_acknowledges_a_running_one_and_asks_again_gets_two_and_mixes_none_up(ground: Ground) -> None:
     (old,) = ground.ask("k")
-    ground.stream.turn()
+    ground.pool.turn()
     ground.stream.acknowledge(["k"])
     (new,) = ground.ask("k")
     assert new is not old
@@ -120,11 +108,11 @@ def test_who_acknowledges_a_running_one_and_asks_again_gets_two_and_mixes_none_u
 
 def test_what_was_lost_as_a_collection_ended_does_not_run_beside_what_is_asked_for_again(ground: Ground) -> None:
     (old,) = ground.ask("k")
-    ground.stream.turn()
-    ground.stream.end(Lost("infrastructure", "no worker"))
-    assert isinstance(old.result(0), Lost)
+    ground.pool.turn()
+    assert len(ground.pool.leases.take("w", 1, version=3)) == 1
+    ground.pool.end(CollectionError("no worker"))
+    assert old.result(0) == Lost("infrastructure", "no worker")
     (new,) = ground.ask("k")
-    ground.stream.begin(ground.leases, lambda: None)
     assert ground.land() == [f"{new.ticket.key.name}-0"] and new.done()
 
 
@@ -140,14 +128,14 @@ def files_cannot_grow() -> Iterator[None]:
 
 def test_on_a_full_disk_nothing_is_asked_for_and_nothing_hangs(ground: Ground) -> None:
     (withdrawn,) = ground.ask("k")
-    ground.stream.turn()
+    ground.pool.turn()
     with files_cannot_grow():
         with pytest.raises(
             RunFolderError, match="rollouts.jsonl cannot be written: .*; nothing was changed; make room"
         ):
             ground.ask("a", "b")
         withdrawn.cancel()
-        ground.stream.turn()
+        ground.pool.turn()
     assert ground.stream.missing == 0 and isinstance(withdrawn.result(0), Lost)
     assert len({one.ticket.key for one in ground.ask("a", "b", "k")}) == 3
 
@@ -191,16 +179,39 @@ def test_keys_have_a_limit_that_says_what_to_do(tmp_path: Path, monkeypatch: pyt
 def test_a_verdict_that_had_yet_to_be_delivered_is_asked_for_again(tmp_path: Path) -> None:
     """What the emulator said of the episode is no answer."""
     tells: list[Any] = []
-    ground = Ground(tmp_path, judge=lambda episode, tell: tells.append((episode, tell)))
+    ground = Ground(tmp_path, SimpleNamespace(consider=lambda episode, tell: tells.append((episode, tell))))
     (asked,) = ground.ask("k")
     ground.land()
     assert len(tells) == 1 and not asked.done()
     ground.open(first_page=1)
     (again,) = ground.ask("k")
+    ground.pool.turn()
     assert len(tells) == 2 and not again.done() and ground.land() == []
     episode, tell = tells[1]
     tell(with_verdict(episode, False))
-    ground.stream.turn()
+    ground.pool.turn()
     found = again.result(0)
     assert isinstance(found, Trajectory) and not found.success
     assert ground.stream.landed_as("k") is found
+
+
+def test_a_round_and_rollouts_on_one_pool_each_get_their_own(ground: Ground) -> None:
+    (rollout,) = ground.ask("k")
+    round_of_two = [Ticket(7, index, TASK, index, 0) for index in range(2)]
+    collected = ground.pool.asked(round_of_two)
+    assert len(ground.land()) == 3
+    assert [one.ticket.key for one in collected.result(0).trajectories] == [one.key for one in round_of_two]
+    assert isinstance(rollout.result(0), Trajectory)
+
+
+def test_who_waits_when_the_pool_is_closed_is_told_also_of_what_had_not_begun(ground: Ground) -> None:
+    (rollout,) = ground.ask("k")
+    checkpoint: Any = SimpleNamespace(iteration=0)
+    ground.pool.attend()
+    begun = ground.pool.begin(checkpoint, [Ticket(7, 0, TASK, 0, 0)])
+    ground.pool.close()
+    with pytest.raises(CollectionError, match="the fleet was closed"):
+        begun.result(10)
+    assert isinstance(lost := rollout.result(10), Lost) and "the fleet was closed" in lost.reason
+    with pytest.raises(CollectionError, match="the fleet was closed"):
+        ground.pool.attend()

@@ -11,7 +11,7 @@ import pytest
 from run_files import lines
 from small_run import episode
 
-from digirl_dist.collect.around import OfflineCollector
+from digirl_dist.collect.offline import OfflineCollector
 from digirl_dist.collection import CollectionResult
 from digirl_dist.host import Evaluator
 from digirl_dist.plain_text import one_line

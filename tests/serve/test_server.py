@@ -197,8 +197,8 @@ def siege(here: Served, count: int) -> None:
     """Strangers come while the owner works: nobody gets in, the owner is served, memory and connections are bounded."""
     process = psutil.Process(here.process.pid)
     now = cursor(here)
-    here.ask("warm", n=2)
-    here.landed(now, "warm/0", "warm/1")
+    here.ask(f"warm-{count}", n=2)
+    here.landed(now, f"warm-{count}/0", f"warm-{count}/1")
     asyncio.run(besiege(here.port, here.token, 60, seed=1))  # what a server holds after its first requests
     before, most, owner = memory_mb(process), 0.0, Owner(here)
     owner.start()

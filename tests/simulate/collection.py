@@ -48,8 +48,12 @@ class Simulation:
         return found
 
     def collect(self, tickets: Sequence[Ticket]) -> Any:
+        """As ``Pool.collect``, whose thread is this one."""
         checkpoint: Any = SimpleNamespace(iteration=tickets[0].iteration)
-        return self.collector.collect(checkpoint, tickets)
+        future = self.collector.begin(checkpoint, tickets)
+        while not future.done():
+            self.collector.turn()
+        return future.result()
 
 
 def tickets(count: int, iteration: int = 0) -> list[Ticket]:

@@ -11,7 +11,7 @@ from digirl_dist.fleet.outgoing import Blob
 from digirl_dist.fleet.session import PING_S
 from digirl_dist.fleet.spec import Job
 from digirl_dist.fleet.worker import RemoteWorker
-from digirl_dist.fleet.worker_events import Leaves, Pulled, Said, WorkerEvent
+from digirl_dist.fleet.worker_events import Pulled, Said, WorkerEvent
 from digirl_dist.protocol.messages import SlotLimits, SlotSeconds, TensorEntry
 from digirl_dist.settings import LimitSettings
 from simulate.machine import Machine, MachineSpec
@@ -100,7 +100,7 @@ class SimulatedFleet(Fleet[MachineSpec]):
         self.workers = {other: each for other, each in self.workers.items() if other != name}
         self._stop(worker)
 
-    def next_event(self, timeout_s: float, leaves: Leaves | None = None) -> WorkerEvent | None:
+    def next_event(self, timeout_s: float) -> WorkerEvent | None:
         self.each_turn()
         until = self.world.now + timeout_s
         while self._is_away or not len(self._events):

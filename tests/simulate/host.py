@@ -9,13 +9,12 @@ from functools import lru_cache
 from types import SimpleNamespace
 from typing import Any, cast
 
-from digirl_dist.collect.around import Ahead
+from digirl_dist import host
 from digirl_dist.collect.dispatch import DispatchRules
 from digirl_dist.collect.fleet_collector import FleetCollector
 from digirl_dist.collection import CollectionResult
 from digirl_dist.fleet.fleet import Fleet
 from digirl_dist.settings import LimitSettings
-from digirl_dist.storage.checkpoint import Checkpoint
 from digirl_dist.tasks import Plan, Task, Ticket
 from simulate.fleet import SimulatedFleet
 from simulate.store import MemoryLedger, MemoryStore, Recorder, SilentStatus
@@ -83,6 +82,7 @@ class SimulatedHost:
         self.world, self.fleet, self.disk, self.schedule = world, fleet, disk, schedule
         self.finished = False
         self._done = done
+        self._begun: set[Future[CollectionResult]] = set()
         self.collector = FleetCollector(
             cast("Fleet[Any]", fleet),
             schedule.limits,
@@ -94,31 +94,14 @@ class SimulatedHost:
             world.clock,
             disk.ledger,
         )
-        self._order = Ahead(self, schedule.tickets, schedule.ahead, schedule.iterations - 1)
-
-    def collect(self, checkpoint: Checkpoint, tickets: Sequence[Ticket]) -> CollectionResult:
-        result = self.collector.collect(checkpoint, tickets)
-        self._done(result)
-        return result
-
-    def prefetch(self, checkpoint: Checkpoint, tickets: Sequence[Ticket]) -> None:
-        self.collector.prefetch(checkpoint, tickets)
-
-    def close(self) -> None:
-        self.collector.close()
 
     def run(self) -> None:
         """Trains to the end. Raises HostKilled, and CollectionError as a run would."""
         loop = self._train()
         self._resume(loop, None)
         while not self.finished:
-            if self._order.work.empty():
-                self.world.advance(float("inf"))
-            elif (work := self._order.work.get()) is not None:
-                self._order.run(work)
-                if (error := work[1].exception()) is not None:
-                    raise error
-        self.close()
+            self.collector.turn()
+        self.collector.close()
 
     def _resume(self, loop: Step, value: object) -> None:
         try:
@@ -132,15 +115,24 @@ class SimulatedHost:
             self.fleet.later(waits_for, lambda: self._resume(loop, None))
 
     def _collected(self, loop: Step, future: Future[CollectionResult]) -> None:
-        if future.exception() is None:
-            result = future.result()
-            self.fleet.later(0.0, lambda: self._resume(loop, result))
+        result = future.result()
+        self.fleet.later(0.0, lambda: self._resume(loop, result))
+
+    def _begin(self, checkpoint: Any, tickets: Sequence[Ticket]) -> Future[CollectionResult]:
+        future = self.collector.begin(checkpoint, tickets)
+        if future not in self._begun:
+            self._begun.add(future)
+            future.add_done_callback(lambda future: self._done(future.result()))
+        return future
 
     def _train(self) -> Step:
         disk, schedule = self.disk, self.schedule
         yield from self._evaluate(disk.newest)
         while (number := disk.newest) < schedule.iterations:
-            result = yield self._order.begin(_checkpoint(number), schedule.tickets(number, number))
+            checkpoint = _checkpoint(number)
+            for each in host.under_way(checkpoint, schedule.ahead, schedule.iterations):
+                self._begin(checkpoint, schedule.tickets(each, number))
+            result = yield self._begin(checkpoint, schedule.tickets(number, number))
             disk.store.append(result)
             yield schedule.update_s
             if disk.store.has(result.round):
@@ -152,7 +144,7 @@ class SimulatedHost:
         every, last = self.schedule.evaluate_every, self.schedule.iterations
         is_due = every > 0 and (version % every == 0 or version == last)
         if is_due and version not in self.disk.measured:
-            result = yield self._order.begin(_checkpoint(version), self.schedule.evaluation(version))
+            result = yield self._begin(_checkpoint(version), self.schedule.evaluation(version))
             self.disk.store.append(result)
             self.disk.measured.add(version)
 

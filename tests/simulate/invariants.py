@@ -131,6 +131,8 @@ class Invariants:
                 self._joined_at.setdefault(content["worker"], (since, self._run.world.now))
             elif kind == "handling_failed":
                 _hold("a defect of ours" in content["reason"], "no exception", content["reason"])
+            elif kind == "ticket_set_aside":
+                self._set_aside.add(Key(content["iteration"], content["ticket"], content["purpose"]))
             elif kind == "worker_left":
                 self._left.add(content["worker"])
         self._seen = len(lines)
@@ -140,7 +142,6 @@ class Invariants:
     def _check_leases(self) -> None:
         """Every open ticket is queued once, or somebody has it."""
         leases = self._run.host.collector.leases
-        self._set_aside |= leases.set_aside.keys()
         queued = set(leases._queue)
         held = set().union(*leases._running.values(), *leases._coming.values())
         open_ = leases.tickets.keys()

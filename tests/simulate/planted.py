@@ -8,10 +8,10 @@ from typing import Any
 import msgspec
 import pytest
 
+from digirl_dist import host
 from digirl_dist.collect.accounts import SlotTimeLedger
-from digirl_dist.collect.around import Ahead
-from digirl_dist.collect.iteration import Iteration
 from digirl_dist.collect.leases import Leases
+from digirl_dist.collect.pool import Pool
 from digirl_dist.fleet.reconnecting import Reconnecting
 from digirl_dist.fleet.session import Session
 from digirl_dist.fleet.worker import RemoteWorker
@@ -80,12 +80,8 @@ def kept_spool(patch: Patch) -> None:
 
 def one_iteration_too_far_ahead(patch: Patch) -> None:
     """Collecting ahead goes one iteration further than it may."""
-    real = Ahead.__init__
-
-    def init(self: Any, inner: Any, tickets: Any, ahead: int, last: int) -> None:
-        real(self, inner, tickets, ahead + 1, last)
-
-    patch.setattr(Ahead, "__init__", init)
+    real = host.under_way
+    patch.setattr(host, "under_way", lambda checkpoint, ahead, last: real(checkpoint, ahead + 1, last))
 
 
 def never_again(patch: Patch) -> None:
@@ -148,7 +144,7 @@ def orphan_that_waits_for_its_policy(patch: Patch) -> None:
 
 def no_way_back_from_a_defect(patch: Patch) -> None:
     """A ticket stays closed whose episode met a defect as it landed."""
-    patch.setattr(Iteration, "mend", lambda self: None)
+    patch.setattr(Pool, "_mend", lambda self: None)
 
 
 BUGS = (

@@ -66,7 +66,7 @@ class SimulatedRun:
         """Runs one host to its end; returns whether that was the end of the run, too."""
         self._start_host()
         try:
-            self.host.run()
+            self._work()
             return True
         except HostKilled:
             return False
@@ -75,8 +75,15 @@ class SimulatedRun:
             self.away_s = 1.0
             return False
 
-    def _end(self) -> None:
+    def _work(self) -> None:
+        self.host.run()
+
+    def _check(self) -> None:
+        """Checks what lies on the disk at the end."""
         self.invariants.finished()
+
+    def _end(self) -> None:
+        self._check()
         self.fleet.alive = False  # faults may still strike the machines
         over_at, alone_s = self.world.now, self.scenario.schedule.limits.orphan_s + _LAST_S
         while self.invariants.orphans() and self.world.now < max(self.calm_at, over_at) + alone_s:

@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from digirl_dist.collect.leases import Grant
+from digirl_dist.collect.rollout_log import RolloutLog
 from digirl_dist.collection import CollectionResult
 from digirl_dist.storage.events import Events
 from digirl_dist.storage.status import Status
 from digirl_dist.storage.trajectory_store import Store
-from digirl_dist.tasks import Key, Round
+from digirl_dist.tasks import Key, Round, Ticket
 from digirl_dist.trajectory import Trajectory
 from simulate.world import World
 
@@ -75,6 +76,9 @@ class MemoryStore(Store):
     def has(self, wanted: Round) -> bool:
         return wanted in self.files
 
+    def unfinished(self) -> list[int]:
+        return sorted(wanted.number for wanted in self.episodes if not self.has(wanted))
+
     def read(self, iteration: int) -> Sequence[Trajectory]:
         return self.files[Round(iteration)]
 
@@ -93,6 +97,24 @@ class MemoryLedger:
 
     def replace(self, grants: Sequence[Grant]) -> None:
         self._grants = list(grants)
+
+
+class MemoryLog(RolloutLog):
+    """The keys that were asked for."""
+
+    def __init__(self, touches: Callable[[], object]) -> None:
+        self._tickets: dict[str, Ticket] = {}
+        self._touches = touches
+
+    def add(self, tickets: Mapping[str, Ticket]) -> None:
+        self._touches()
+        self._tickets.update(tickets)
+        self._touches()
+
+    def forget(self, keys: Iterable[str]) -> None:
+        self._touches()
+        for key in keys:
+            self._tickets.pop(key, None)
 
 
 class Recorder(Events):

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from digirl_dist.collect.fleet_collector import _Collection
+from digirl_dist.collect.fleet_collector import FleetCollector
 from digirl_dist.errors import CollectionError
 from digirl_dist.settings import LimitSettings
 from digirl_dist.tasks import Key
@@ -15,12 +15,12 @@ from simulate.collection import Simulation, tickets
 from simulate.link import Way
 
 LIMITS = LimitSettings(silence_s=8.0, start_s=8.0, back_off_s=0.5, steady_s=5.0, quarantine_s=40.0)
-HANDLERS = ("_hear", "_loaded", "_ended", "_land")
+HANDLERS = ("_hear", "_loaded", "_ended", "_take_home")
 
 
 def plant(patch: pytest.MonkeyPatch, handler: str, *workers: str, after: bool = False) -> None:
     """Has the handler meet a defect with these workers, before or after it has done its work."""
-    real = getattr(_Collection, handler)
+    real = getattr(FleetCollector, handler)
 
     def broken(self: Any, first: Any, *more: Any) -> None:
         if after:
@@ -30,7 +30,7 @@ def plant(patch: pytest.MonkeyPatch, handler: str, *workers: str, after: bool = 
         if not after:
             real(self, first, *more)
 
-    patch.setattr(_Collection, handler, broken)
+    patch.setattr(FleetCollector, handler, broken)
 
 
 @pytest.mark.parametrize("after", [False, True])

@@ -11,7 +11,7 @@ from digirl_dist.settings.plugins import CollectorSettings
 
 if TYPE_CHECKING:
     from digirl_dist.assembly.collector import RunContext
-    from digirl_dist.collect import StreamingCollector
+    from digirl_dist.collect.pool import Pool
     from digirl_dist.settings import Settings
 
 
@@ -20,7 +20,7 @@ class CollectorPlugin(CollectorSettings, ABC):
     """Settings of a collector, which build it."""
 
     @abstractmethod
-    def build(self, context: RunContext, stack: ExitStack) -> StreamingCollector:
+    def build(self, context: RunContext, stack: ExitStack) -> Pool:
         """Returns the collector, which the caller closes; ``stack`` closes what it was built from."""
 
     def check(self, settings: Settings) -> None:

@@ -13,7 +13,7 @@ from digirl_dist.settings.workers import RayActorSettings
 
 if TYPE_CHECKING:
     from digirl_dist.assembly.collector import RunContext
-    from digirl_dist.collect import StreamingCollector
+    from digirl_dist.collect.pool import Pool
     from digirl_dist.settings import Settings
 
 
@@ -36,7 +36,7 @@ class RayCollectorSettings(RayActorSettings, CollectorPlugin):
                 "cluster, and leave them out"
             )
 
-    def build(self, context: RunContext, stack: ExitStack) -> StreamingCollector:
+    def build(self, context: RunContext, stack: ExitStack) -> Pool:
         from digirl_dist.assembly.collector import fleet_collector, ray_fleet
 
         return fleet_collector(ray_fleet(context, self, stack), context)

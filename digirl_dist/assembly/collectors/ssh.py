@@ -17,7 +17,7 @@ from digirl_dist.ssh.connection import carrier
 
 if TYPE_CHECKING:
     from digirl_dist.assembly.collector import RunContext
-    from digirl_dist.collect import StreamingCollector
+    from digirl_dist.collect.pool import Pool
     from digirl_dist.settings import Settings
 
 
@@ -44,7 +44,7 @@ class SshCollectorSettings(CollectorPlugin):
 
     name: str = "ssh"
 
-    def build(self, context: RunContext, stack: ExitStack) -> StreamingCollector:
+    def build(self, context: RunContext, stack: ExitStack) -> Pool:
         from digirl_dist.assembly.collector import fleet_collector, ssh_fleet
 
         return fleet_collector(ssh_fleet(context, stack), context)

@@ -1,4 +1,4 @@
-"""One iteration's tickets and figures, without a fleet."""
+"""One round's tickets and figures, without a fleet."""
 
 from __future__ import annotations
 
@@ -6,10 +6,10 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from hand_pool import HandPool
 from simulate.store import MemoryLedger
 
 from digirl_dist.collect.accounts import IterationStats
-from digirl_dist.collect.iteration import Iteration
 from digirl_dist.collect.leases import Leases
 from digirl_dist.collection import CollectionResult
 from digirl_dist.errors import CollectionError
@@ -37,7 +37,7 @@ def episode(ticket: Ticket) -> Trajectory:
 def test_a_slot_that_begins_while_others_run_is_no_overhead() -> None:
     """Such as that of a worker that joins late: the time until its first action counted as overhead."""
     clock = Clock()
-    stats = IterationStats(Round(1), clock)
+    stats = IterationStats(clock)
     stats.ended("w1", 60.0, 0.0)  # begun in an iteration before
     for slot in range(2):
         clock.at += 1.0
@@ -46,20 +46,20 @@ def test_a_slot_that_begins_while_others_run_is_no_overhead() -> None:
     stats.ended("w1", 9.0, 0.0)
     clock.at += 1.0
     stats.acting("w2", 0)
-    assert stats.result([], []).acting_at == 102.0
+    assert stats.result(Round(1), []).acting_at == 102.0
 
 
 @pytest.mark.parametrize(("seconds", "age_s"), [(3.0, 0.0), (1e9, 0.0), (1e9, 1e9), (0.0, 1e9)])
 def test_a_busy_share_is_one_at_most_whatever_workers_say_or_bring_from_before(seconds: float, age_s: float) -> None:
     clock = Clock()
-    stats = IterationStats(Round(0), clock)
+    stats = IterationStats(clock)
     stats.has_slots("w1", 1)
     stats.has_slots("w2", 1)
     for _ in range(3):
         stats.ended("w1", seconds, age_s)
         clock.at += 1.0
     stats.ended("w2", 0.5, 0.0)
-    busy = stats.result([], []).busy
+    busy = stats.result(Round(0), []).busy
     assert busy is not None and 0.0 <= busy <= 1.0
 
 
@@ -85,54 +85,54 @@ def test_identity_by_place_what_landed_for_another_ticket_of_that_place_is_left_
     before = Store(tmp_path / "trajectories")
     before.land(other.round, episode(other))
     before.land(wanted[1].round, episode(wanted[1]))
-    store = Store(tmp_path / "trajectories")
-    iteration = Iteration(wanted, leases := Leases(3, Clock()), store)
-    assert iteration.missing == 1 and leases.queued == 1
-    leases.take("w1", 2, 0)
-    assert iteration.land(episode(wanted[0]))
-    found = iteration.close(IterationStats(wanted[0].round, Clock())).trajectories
-    assert [one.ticket for one in found] == wanted
+    pool = HandPool(tmp_path)
+    asked = pool.asked(wanted)
+    assert pool.leases.queued == 1 and not asked.done()
+    pool.leases.take("w1", 2, 0)
+    assert pool.land(wanted[0])
+    pool.turn()
+    assert [one.ticket for one in asked.result(0).trajectories] == wanted
     left = purpose != "measure" or how != "policy"  # a measurement of another policy has keys of its own
-    assert len(iteration.left_aside) == left == len([*tmp_path.glob("trajectories/.landing/aside/*")])
+    assert len(pool.told) == left == len([*tmp_path.glob("trajectories/.landing/aside/*")])
 
 
 def test_identity_by_place_what_an_iteration_does_not_ask_for_is_no_part_of_it(tmp_path: Path) -> None:
     """Of a call for twelve that was killed, one for three returned all that had landed."""
     wanted = [Ticket(0, index, Task("t"), index, 0) for index in range(12)]
-    store = Store(tmp_path)
+    store = Store(tmp_path / "trajectories")
     for ticket in wanted:
         store.land(ticket.round, episode(ticket))
-    iteration = Iteration(wanted[:3], Leases(3, Clock()), store)
-    assert iteration.is_over
-    found = iteration.close(IterationStats(Round(0), Clock())).trajectories
-    assert [one.ticket.index for one in found] == [0, 1, 2] and len(iteration.left_aside) == 9
+    pool = HandPool(tmp_path)
+    found = pool.asked(wanted[:3]).result(0).trajectories
+    assert [one.ticket.index for one in found] == [0, 1, 2]
+    assert [kind for kind, _ in pool.told] == ["episode_left_aside"] * 9
 
 
 def test_identity_by_place_a_later_iteration_that_is_begun_ahead_takes_none_of_another(tmp_path: Path) -> None:
     now, later = ([Ticket(number, 0, Task("t"), 5, 0)] for number in (0, 1))
-    store = Store(tmp_path)
-    store.land(Round(1), episode(replace(later[0], seed=6)))
-    iteration = Iteration(now, leases := Leases(3, Clock()), store)
-    iteration.begin_later(later)
-    assert later[0].key in leases.tickets and not store.landed(Round(1))
-    leases.take("w1", 2, 0)
-    assert iteration.land(episode(later[0])) and store.landed(Round(1))[later[0].key].ticket.seed == 5
+    Store(tmp_path / "trajectories").land(Round(1), episode(replace(later[0], seed=6)))
+    pool = HandPool(tmp_path)
+    for tickets in (now, later):
+        pool.asked(tickets)
+    assert later[0].key in pool.leases.tickets and not pool.store.landed(Round(1))
+    pool.leases.take("w1", 2, 0)
+    assert pool.land(later[0]) and pool.store.landed(Round(1))[later[0].key].ticket.seed == 5
 
 
 def test_identity_by_place_a_round_that_has_ended_otherwise_is_refused_with_a_remedy(tmp_path: Path) -> None:
     wanted = [Ticket(0, 0, Task("t"), 5, 0)]
-    store = Store(tmp_path)
+    store = Store(tmp_path / "trajectories")
     store.append(CollectionResult(0, [episode(replace(wanted[0], task=Task("other")))]))
     with pytest.raises(CollectionError, match="another task: 'other' instead of 't' -> restore its tasks"):
-        Iteration(wanted, Leases(3, Clock()), store)
+        HandPool(tmp_path).asked(wanted)
 
 
 def test_identity_by_place_an_earlier_policy_is_no_other_ticket_where_iterations_overlap(tmp_path: Path) -> None:
     wanted = [Ticket(4, 0, Task("t"), 5, 4)]
     for version in (2, 4):
-        store = Store(tmp_path / f"{version}")
+        store = Store(tmp_path / f"{version}" / "trajectories")
         store.land(Round(4), episode(replace(wanted[0], policy_version=version)))
-        assert Iteration(wanted, Leases(3, Clock()), store).is_over
+        assert len(HandPool(tmp_path / f"{version}").asked(wanted).result(0).trajectories) == 1
 
 
 def test_identity_by_place_a_host_that_asks_for_other_tasks_takes_no_episode_of_its_predecessors_lease() -> None:

@@ -1,4 +1,4 @@
-"""While nobody collects, lost workers are named at once, and what concerns episodes waits for the next collection."""
+"""While nothing is asked for, what workers say is read all the same."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from digirl_dist.collect.dispatch import DispatchRules
 from digirl_dist.collect.fleet_collector import FleetCollector
 from digirl_dist.errors import MisconductError
 from digirl_dist.fleet.worker_events import EventQueue, Leaving, Lost, Said
-from digirl_dist.protocol.messages import EpisodeManifest, EpisodeReady, Heartbeat, UnknownFile, Working
+from digirl_dist.protocol.messages import EpisodeManifest, EpisodeReady, Heartbeat, Working
 from digirl_dist.report.why import explain
 from digirl_dist.settings import LimitSettings
 from digirl_dist.storage.events import Events
@@ -37,6 +37,7 @@ class Quiet:
         self.spec = SimpleNamespace(name=LIAR)
         self.removed: list[str] = []
         self.refused: list[Exception] = []
+        self.forgotten: list[str] = []
         self.next_event, self.wake = self.events.get, self.events.wake
 
     def start(self) -> None:
@@ -48,12 +49,15 @@ class Quiet:
     def remove(self, name: str) -> None:
         self.removed.append(name)
 
+    def forget(self, episode_id: str) -> None:
+        self.forgotten.append(episode_id)
+
     def refuse(self, error: Exception) -> None:
         self.refused.append(error)
 
 
 class Site:
-    """A collector that rests, on a real folder."""
+    """A collector that has nothing to do, on a real folder."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -92,15 +96,11 @@ def test_heartbeats_are_taken_in_while_nobody_collects(site: Site) -> None:
     eventually(lambda: site.status.worker("honest").doing == "load the policy", 10)
 
 
-def test_what_concerns_episodes_waits_and_so_does_what_the_worker_says_after_it(site: Site) -> None:
+def test_an_episode_that_nobody_asked_for_is_dropped_and_what_the_worker_says_after_it_is_heard(site: Site) -> None:
     site.fleet.events.put(READY)
     site.fleet.events.put(LOST)
-    site.fleet.events.put(Said("honest", UnknownFile("x", "it is none")))
-    eventually(lambda: bool(site.told("episode_refused")), 10)
-    assert not site.told("worker_lost")
-    eventually(lambda: "floods the host" in explain(site.folder), 10, "that `why` names it")
-    site.collector.close()
-    assert [site.fleet.next_event(0.0) for _ in range(3)] == [READY, LOST, None]
+    eventually(lambda: bool(site.told("worker_lost")), 10)
+    assert site.fleet.forgotten == ["e"] and len(site.told("episode_dropped")) == 1
 
 
 def test_a_worker_that_is_to_leave_leaves_while_nobody_collects(site: Site) -> None:
