@@ -1,11 +1,12 @@
-"""Text for terminals and files: neutralises control characters and hides secrets."""
+"""Text for terminals and files: neutralises control characters, hides secrets, and hints at names that were meant."""
 
 from __future__ import annotations
 
+import difflib
 import os
 import re
 import unicodedata
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from functools import cache
 from typing import Any
 
@@ -18,6 +19,9 @@ _WANTED = "\n\t\u200d"
 """Line breaks, tabs, and what joins emoji."""
 _LEAST = 6
 """Shorter values are hidden where they have a telling name, and not wherever they occur."""
+_MOST_NAMED = 30
+_LEAST_LETTERS = 3
+"""Characters from which on the beginning of a name stands for it, as ``gym`` for ``gymnasium``."""
 
 _NAME = (
     r"(?:pass(?:word|wd|phrase|code)|pwd|secret|credentials?|authorization|cookie|signature|token"
@@ -128,3 +132,22 @@ def _of_environment() -> frozenset[str]:
 
 def _shown(character: str) -> str:
     return character.encode("unicode_escape").decode()
+
+
+def nearest(name: str, known: Sequence[str]) -> str:
+    """Asks for the nearest of the ``known`` names, or lists them where none is near."""
+    return near(name, known) or f"there are {', '.join(known[:_MOST_NAMED])}{', …' * (len(known) > _MOST_NAMED)}"
+
+
+def near(name: str, known: Sequence[str]) -> str:
+    """Asks for the nearest of the ``known`` names; empty if none is near."""
+    found = closest(name, known)
+    return f"did you mean {found!r}?" if found else ""
+
+
+def closest(name: str, known: Sequence[str]) -> str:
+    """Returns the nearest of the ``known`` names; empty if none is near."""
+    spelled, word = {each.lower(): each for each in known}, name.lower()
+    longer = [each for each in spelled if len(word) >= _LEAST_LETTERS and each.startswith(word)]
+    found = difflib.get_close_matches(word, spelled, n=1) or (longer if len(longer) == 1 else [])
+    return spelled[found[0]] if found else ""

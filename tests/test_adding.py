@@ -1,4 +1,4 @@
-"""An emulator, an agent, an algorithm, a collector and a logger join a copy of the package, each by one file."""
+"""An emulator, agent, algorithm, collector, logger and carrier join a copy of the package, each by one file."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 import yaml
-from run_files import metrics
+from run_files import events, metrics
 
 from digirl_dist.child_process import environment
 
@@ -208,12 +208,54 @@ class Tally:
         self.file.close()
 '''
 
+DIRECT = '''
+"""``ssh.transport=direct``: commands run on this machine, whatever the address."""
+
+from __future__ import annotations
+
+import os
+
+from digirl_dist.ssh.connection import Connection, quote
+from digirl_dist.ssh.piped import PipedChannel, PipedSessions, ProcessSession
+
+
+def lacking():
+    return ""
+
+
+def connect(address, settings):
+    return Direct(address)
+
+
+def whereabouts(address, settings):
+    return address.host, address.port or 22, True
+
+
+class Direct(Connection):
+    alive = True
+    host, port, user, fingerprint = "here", 0, "me", ""
+
+    def __init__(self, address):
+        self.address, self.sessions = address, PipedSessions()
+
+    def answers(self):
+        return True
+
+    def open(self, command):
+        self.sessions.add(session := ProcessSession(["sh", "-c", quote(command)], os.environ))
+        return PipedChannel(session, self.worker, quote(command), 60.0, 1.0, lambda wait_s: None)
+
+    def close(self):
+        self.sessions.close()
+'''
+
 NEW = {
     "emulator/plugins/lamp.py": LAMP,
     "agent/plugins/bias.py": BIAS,
     "algorithm/plugins/climb.py": CLIMB,
     "assembly/collectors/near.py": NEAR,
     "report/loggers/tally.py": TALLY,
+    "ssh/carriers/direct.py": DIRECT,
 }
 """All that is added: nothing else of the package is changed."""
 
@@ -235,7 +277,7 @@ def run(copy: Path, *words: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run([sys.executable, "run.py", *words], cwd=copy, env=env, capture_output=True, text=True)
 
 
-def test_each_came_as_one_file_and_all_five_work_together(copy: Path) -> None:
+def test_each_came_as_one_file_and_all_work_together(copy: Path) -> None:
     chosen = ["emulator=lamp", "emulator.tries=3", "agent=bias", "collector=near", "collector.emulators=3"]
     learning = ["train_algorithm=climb", "algorithm.climb.rate=0.5", "loggers=[tally]"]
     ended = run(copy, *chosen, *learning, "rollout_size=8", "train_iterations=3", "save_path=made")
@@ -250,6 +292,14 @@ def test_each_came_as_one_file_and_all_five_work_together(copy: Path) -> None:
     assert kept["emulator"] == {"name": "lamp", "tries": 3, **everybodys}
     assert kept["agent"] == {"name": "bias", "start": 0.0}
     assert kept["algorithm"]["climb"] == {"rate": 0.5} and kept["collector"]["emulators"] == 3
+
+
+def test_a_carrier_takes_checkpoints_there_and_episodes_back(copy: Path) -> None:
+    chosen = ["dry_run=true", "ssh.transport=direct", "emulator=lamp", "agent=bias", "train_algorithm=climb", "bsize=2"]
+    ended = run(copy, *chosen, "rollout_size=8", "train_iterations=2", "save_path=carried")
+    assert ended.returncode == 0, ended.stderr[-3000:]
+    assert [line["episodes"] for line in metrics(copy / "carried")] == [8, 8]
+    assert {row["worker"] for row in events(copy / "carried", "worker_joined")} == {"localhost-0", "localhost-1"}
 
 
 def test_help_and_hints_know_of_them(copy: Path) -> None:

@@ -84,6 +84,7 @@ OPEN_BY_THEMSELVES = {
     "parallel.loopback": "/proc",
     "ray_cluster": "job folders of this process's own user, on workers",
     "ssh": "keys, configurations and known hosts of the user, and folders of mode 0700",
+    "user_code.blame": "records of packages on the path of modules",
     "user_code.neighbours": "modules that are imported, of the user",
     "user_code.packing": "files that the host packed for its own processes",
     "worker_program": "job folders on workers, which have their own opener",

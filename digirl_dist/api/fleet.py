@@ -28,9 +28,9 @@ from digirl_dist.api.training import compose
 from digirl_dist.collect.leases import Lost
 from digirl_dist.collect.stream import Request, Rollout
 from digirl_dist.errors import IncompleteError, SettingsError
+from digirl_dist.plain_text import nearest
 from digirl_dist.report.output import redraws, shown
 from digirl_dist.settings.keys import key_of
-from digirl_dist.settings.nearest import nearest
 from digirl_dist.settings.safe_yaml import read_mapping
 from digirl_dist.storage.episode_index import summarise
 from digirl_dist.tasks import SEEDS, Plan, Share, Task

@@ -23,6 +23,7 @@ from digirl_dist.capacity import Machine, pool_size
 from digirl_dist.emulator.plugins import Device
 from digirl_dist.errors import SettingsError
 from digirl_dist.parallel.rank import Rank
+from digirl_dist.plain_text import nearest
 from digirl_dist.report import loggers
 from digirl_dist.settings import (
     Inference,
@@ -37,7 +38,6 @@ from digirl_dist.settings import (
 )
 from digirl_dist.settings.conversion import as_mapping
 from digirl_dist.settings.extras import extra_needed, refuse_without_torch
-from digirl_dist.settings.nearest import nearest
 from digirl_dist.settings.paths import refuse_bad_paths
 from digirl_dist.settings.run import needs_emulators, only_measures
 from digirl_dist.settings.unread import refuse_unread

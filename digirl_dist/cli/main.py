@@ -126,7 +126,7 @@ def _refuse_homeless() -> None:
 
 
 def _refuse(word: str) -> int:
-    from digirl_dist.settings.nearest import closest, nearest
+    from digirl_dist.plain_text import closest, nearest
 
     known = [*COMMANDS, "--help", "--version"]
     if meant := _OTHERS.get(closest(word, [*known, *_OTHERS])):

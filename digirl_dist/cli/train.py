@@ -234,8 +234,8 @@ def _migrate(options: argparse.Namespace) -> int:
     used; comments name such keys (docs/digirl.md).
     """
     with shown("read the configuration", sys.stderr):
+        from digirl_dist.plain_text import nearest
         from digirl_dist.settings import configuration, digirl_files
-        from digirl_dist.settings.nearest import nearest
         from digirl_dist.settings.places import own_folder
         from digirl_dist.settings.safe_yaml import read_yaml
 

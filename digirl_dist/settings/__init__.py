@@ -39,7 +39,6 @@ from digirl_dist.settings.workers import (
     RayActorSettings,
     SlurmSettings,
     SshSettings,
-    SshTransport,
 )
 
 

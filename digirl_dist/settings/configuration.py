@@ -22,14 +22,13 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from digirl_dist.errors import SettingsError
-from digirl_dist.plain_text import HIDDEN, hide, secrets_of
+from digirl_dist.plain_text import HIDDEN, hide, nearest, secrets_of
 from digirl_dist.settings import Settings
 from digirl_dist.settings.conversion import as_mapping, converted, meant_key
 from digirl_dist.settings.digirl_files import is_digirl, translated
 from digirl_dist.settings.hints import bare, instead_of, own_class
 from digirl_dist.settings.key_places import options_of_groups
 from digirl_dist.settings.keys import is_below, key_of, quoted, types_of
-from digirl_dist.settings.nearest import nearest
 from digirl_dist.settings.places import find_folder, own_folder
 from digirl_dist.settings.ranges import shown
 from digirl_dist.settings.safe_yaml import refuse_excess_in_files

@@ -11,13 +11,12 @@ from typing import Any, TypeVar, get_args, get_origin
 import msgspec
 
 from digirl_dist.errors import SettingsError
-from digirl_dist.plain_text import without_secrets_in
+from digirl_dist.plain_text import near, nearest, without_secrets_in
 from digirl_dist.settings import Settings
 from digirl_dist.settings.digirl_keys import KEYS, became
 from digirl_dist.settings.hints import as_question, choice, instead_of, word_of_the_field
 from digirl_dist.settings.key_places import Place, all_keys, class_of, group_of, options_of_groups, unknown_keys
 from digirl_dist.settings.keys import types_of
-from digirl_dist.settings.nearest import near, nearest
 from digirl_dist.settings.plugins import ALGORITHM
 from digirl_dist.settings.ranges import in_words, shown
 from digirl_dist.types import Json

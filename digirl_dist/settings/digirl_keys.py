@@ -11,9 +11,8 @@ from dataclasses import dataclass, field
 from pathlib import PurePosixPath
 from typing import Any
 
-from digirl_dist.plain_text import without_secrets_in
+from digirl_dist.plain_text import near, without_secrets_in
 from digirl_dist.settings.keys import written
-from digirl_dist.settings.nearest import near
 
 Values = Mapping[str, Any]
 """A whole file of DigiRL's, with what it includes."""

@@ -6,10 +6,10 @@ import re
 from collections.abc import Iterator, Sequence
 from enum import Enum
 
+from digirl_dist.plain_text import closest
 from digirl_dist.settings import Settings
 from digirl_dist.settings.key_places import options_of_groups
 from digirl_dist.settings.keys import types_of
-from digirl_dist.settings.nearest import closest
 from digirl_dist.settings.plugins import ALGORITHM, settings_classes
 from digirl_dist.types import Json
 

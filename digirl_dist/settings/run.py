@@ -6,11 +6,11 @@ from enum import Enum
 from typing import Any
 
 from digirl_dist.errors import SettingsError
+from digirl_dist.plain_text import nearest
 from digirl_dist.settings.algorithms import AlgorithmSettingsBase, algorithm_settings
 from digirl_dist.settings.engines import EngineSettings, TransformersEngineSettings
 from digirl_dist.settings.expert import MISSING, expert
 from digirl_dist.settings.judging import JudgeSettings, Success
-from digirl_dist.settings.nearest import nearest
 from digirl_dist.settings.paths import Elsewhere, Input, OutputFolder
 from digirl_dist.settings.plugins import ALGORITHM, COLLECTOR, AgentSettings, CollectorSettings, EmulatorSettings
 from digirl_dist.settings.ranges import (

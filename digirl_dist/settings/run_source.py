@@ -12,11 +12,11 @@ from hydra.core.config_store import ConfigStore
 from omegaconf import OmegaConf
 
 from digirl_dist.errors import SettingsError, UntrustedError
+from digirl_dist.plain_text import nearest
 from digirl_dist.settings import Settings
 from digirl_dist.settings.configuration import Source, composed_by_hydra, register_schemas, typed
 from digirl_dist.settings.key_places import Place, options_of_groups, unknown_keys
 from digirl_dist.settings.keys import is_below, key_of
-from digirl_dist.settings.nearest import nearest
 from digirl_dist.settings.places import own_folder
 from digirl_dist.settings.safe_yaml import read_mapping
 from digirl_dist.types import Json

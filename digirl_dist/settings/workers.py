@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from enum import Enum
 
 from digirl_dist.errors import SettingsError
 from digirl_dist.settings.expert import expert
@@ -11,21 +10,15 @@ from digirl_dist.settings.extras import CPU_INDEX
 from digirl_dist.settings.ranges import Amount, Count, Pause, Positive, Processes, Seconds, Share, Silence
 
 
-class SshTransport(Enum):
-    """The program that carries SSH: the user's own ``ssh`` (``auto``: where it is installed), or paramiko."""
-
-    auto = "auto"
-    openssh = "openssh"
-    paramiko = "paramiko"
-
-
 @dataclass
 class SshSettings:
     """The connections to the workers; their time limits are in seconds. Links are normally busy or down for a few
     seconds at times, so limits far below these cost needless retries."""
 
-    transport: SshTransport = SshTransport.auto
-    """``openssh`` follows all of ~/.ssh/config and encrypts outside Python; ``paramiko`` needs no ``ssh`` here."""
+    transport: str = "auto"
+    """What carries connections: ``openssh``, the user's own ``ssh``, which follows all of ~/.ssh/config and encrypts
+    outside Python; ``paramiko``, which needs no ``ssh`` here; ``auto``, the first where it is installed; or a module of
+    ``ssh/carriers``."""
     connect_s: Seconds = expert(20.0)
     """Longest time for the TCP connection and the greeting, and again for the key exchange."""
     login_s: Seconds = expert(20.0)

@@ -18,9 +18,10 @@ from digirl_dist.errors import (
     UnreachableError,
     WorkerError,
 )
-from digirl_dist.settings import SshSettings, SshTransport
+from digirl_dist.settings import SshSettings
+from digirl_dist.ssh.carriers import carrier
 from digirl_dist.ssh.channel import Channel, Deadline
-from digirl_dist.ssh.connection import Address, Connection, carrier
+from digirl_dist.ssh.connection import Address, Connection
 from digirl_dist.ssh.login import expired
 
 _SENT = b"# digirl-dist asks whether this shell runs commands"
@@ -58,13 +59,7 @@ def _logged_in(address: Address, settings: SshSettings) -> Connection:
         program = carrier(settings)
     except SettingsError as error:
         raise UnreachableError(address.name, str(error)) from error
-    if program is SshTransport.openssh:
-        from digirl_dist.ssh.openssh import connect_by_openssh
-
-        return connect_by_openssh(address, settings)
-    from digirl_dist.ssh.paramiko_connection import connect_by_paramiko
-
-    return connect_by_paramiko(address, settings)
+    return program.connect(address, settings)
 
 
 def _check_login_shell(connection: Connection, limit_s: float) -> None:

@@ -4,17 +4,14 @@ from __future__ import annotations
 
 import getpass
 import os
-import pwd
 import re
 import shlex
-import shutil
 import threading
 from abc import abstractmethod
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from digirl_dist.errors import LinkLostError, SettingsError, SilentError, WorkerError
-from digirl_dist.settings import SshSettings, SshTransport
+from digirl_dist.errors import LinkLostError, SilentError, WorkerError
 from digirl_dist.ssh.channel import Channel, Deadline, in_short
 from digirl_dist.types import Closeable
 
@@ -37,27 +34,6 @@ class Address:
     """Private key file. No other key is offered."""
     known_hosts: str | None = None
     """Known-hosts file. No other file is read."""
-
-
-def carrier(settings: SshSettings) -> SshTransport:
-    """Returns ``openssh`` or ``paramiko``, never ``auto``. Raises SettingsError for ``openssh`` where it cannot run."""
-    lacking = _why_no_ssh()
-    if settings.transport is SshTransport.openssh and lacking:
-        raise SettingsError(f"ssh.transport=openssh: {lacking}, or set ssh.transport=paramiko")
-    if settings.transport is SshTransport.auto:
-        return SshTransport.paramiko if lacking else SshTransport.openssh
-    return settings.transport
-
-
-def _why_no_ssh() -> str:
-    """Returns why no ``ssh`` can run here, and what to do; empty if it can."""
-    if shutil.which("ssh") is None:
-        return "this machine has no `ssh`; install it (Debian: openssh-client)"
-    try:
-        pwd.getpwuid(os.getuid())
-    except KeyError:
-        return f"`ssh` runs for no user without a name, as user {os.getuid()} is here; add one to /etc/passwd"
-    return ""
 
 
 def user_name() -> str:

@@ -5,15 +5,14 @@ from __future__ import annotations
 import socket
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import partial
 
 from digirl_dist.errors import WorkerError
 from digirl_dist.plain_text import host_and_port
-from digirl_dist.settings import SshSettings, SshTransport
-from digirl_dist.ssh.connection import Address, carrier
-from digirl_dist.ssh.openssh import route
+from digirl_dist.settings import SshSettings
+from digirl_dist.ssh.carriers import Carrier, carrier
+from digirl_dist.ssh.connection import Address
 
 _LIMIT_S = 10.0
 
@@ -30,10 +29,12 @@ class Reached:
 
 def reach(hosts: Sequence[tuple[str, int | None]], settings: SshSettings) -> list[Reached]:
     """Looks at all hosts, each a name or a ``Host`` of ~/.ssh/config and a port, at once; takes 10 s at most."""
-    way = partial(_by_openssh if carrier(settings) is SshTransport.openssh else _by_paramiko, settings)
+    program = carrier(settings)
     found = [Reached(host) for host, _ in hosts]
     threads = [
-        threading.Thread(target=_look, args=(each, port, way), daemon=True)  # a resolver cannot be interrupted
+        threading.Thread(
+            target=_look, args=(each, port, program, settings), daemon=True
+        )  # a resolver cannot be interrupted
         for each, (_, port) in zip(found, hosts, strict=True)
     ]
     for thread in threads:
@@ -44,9 +45,9 @@ def reach(hosts: Sequence[tuple[str, int | None]], settings: SshSettings) -> lis
     return found
 
 
-def _look(machine: Reached, port: int | None, way: Callable[[Address], tuple[str, int, bool]]) -> None:
+def _look(machine: Reached, port: int | None, program: Carrier, settings: SshSettings) -> None:
     try:
-        host, at, is_behind = way(Address(machine.host, machine.host, port))
+        host, at, is_behind = program.whereabouts(Address(machine.host, machine.host, port), settings)
     except WorkerError as error:
         machine.resolves, machine.defect = True, str(error)
         return
@@ -65,17 +66,3 @@ def _look(machine: Reached, port: int | None, way: Callable[[Address], tuple[str
         machine.defect = None
     except OSError as error:
         machine.defect = f"{named} cannot be reached ({error.strerror or error})"
-
-
-def _by_openssh(settings: SshSettings, address: Address) -> tuple[str, int, bool]:
-    """Returns the host and port that a worker has, and whether it is behind another host."""
-    known = route(address, settings)
-    is_behind = any(known.get(name, "none") != "none" for name in ("proxyjump", "proxycommand"))
-    return known.get("hostname", address.host), address.port or int(known.get("port", 22)), is_behind
-
-
-def _by_paramiko(settings: SshSettings, address: Address) -> tuple[str, int, bool]:
-    from digirl_dist.ssh.paramiko_connection import fabric_connection
-
-    session = fabric_connection(address, settings)
-    return str(session.host), int(session.port), bool(session.gateway)

@@ -16,8 +16,8 @@ from pathlib import Path
 import msgspec
 
 from digirl_dist.errors import NoRunError, RunFolderError, SettingsError
+from digirl_dist.plain_text import nearest
 from digirl_dist.settings import regular_file
-from digirl_dist.settings.nearest import nearest
 from digirl_dist.settings.paths import expanded
 from digirl_dist.settings.safe_yaml import read_yaml
 from digirl_dist.storage import atomic_files, file_system

@@ -15,7 +15,7 @@ from typing import Annotated
 import msgspec
 
 from digirl_dist.errors import RunFolderError, SettingsError
-from digirl_dist.settings.nearest import nearest
+from digirl_dist.plain_text import nearest
 from digirl_dist.storage import file_system, json_lines, strict_json
 from digirl_dist.storage.json_lines import JsonLines
 from digirl_dist.types import Closeable, Json

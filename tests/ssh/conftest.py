@@ -14,7 +14,7 @@ import pytest
 
 from benchmarks import sshd
 from digirl_dist.parallel.loopback import free_port as unused_port
-from digirl_dist.settings import SshSettings, SshTransport
+from digirl_dist.settings import SshSettings
 from digirl_dist.ssh.connect import connect
 from digirl_dist.ssh.connection import Address, Connection
 from digirl_dist.ssh.localhost_server import LocalhostServer
@@ -43,7 +43,7 @@ class Server:
                 process.send_signal(number)
 
 
-@pytest.fixture(params=[SshTransport.paramiko, SshTransport.openssh], ids=lambda transport: f"by_{transport.value}")
+@pytest.fixture(params=["paramiko", "openssh"], ids=lambda transport: f"by_{transport}")
 def limits(request: pytest.FixtureRequest) -> SshSettings:
     """Short limits, for each program that may carry a connection."""
     return SshSettings(transport=request.param, connect_s=3.0, login_s=3.0, ping_s=0.3, silence_s=1.5, stall_s=4.0)

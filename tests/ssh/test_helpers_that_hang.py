@@ -14,7 +14,7 @@ import pytest
 from process_watch import eventually
 
 from digirl_dist.errors import LoginError, UnreachableError
-from digirl_dist.settings import SshSettings, SshTransport
+from digirl_dist.settings import SshSettings
 from digirl_dist.ssh.connect import connect
 from digirl_dist.ssh.connection import Address
 
@@ -68,14 +68,14 @@ def test_a_proxy_command_that_never_connects_is_named(
     (tmp_path / ".ssh").mkdir()
     (tmp_path / ".ssh" / "config").write_text("Host 127.0.0.1\n ProxyCommand sleep 600\n")
     with pytest.raises(UnreachableError, match=r"the ProxyCommand of ~/.ssh/config brought no"):
-        connect(openssh.address, replace(limits, transport=SshTransport.openssh))
+        connect(openssh.address, replace(limits, transport="openssh"))
 
 
 def test_a_key_that_others_may_read_is_no_locked_one(openssh: Server, limits: SshSettings, tmp_path: Path) -> None:
     """``ssh`` refuses it; paramiko does not look."""
     key = Path(shutil.copy(str(openssh.address.key), tmp_path / "open"))
     key.chmod(0o644)
-    limits = replace(limits, transport=SshTransport.openssh)
+    limits = replace(limits, transport="openssh")
     with pytest.raises(LoginError, match=r"open cannot be used: bad permissions") as caught:
         connect(replace(openssh.address, key=str(key)), limits)
     assert "passphrase" not in str(caught.value)

@@ -24,7 +24,7 @@ from digirl_dist.fleet.relay import Relays
 from digirl_dist.fleet.spec import WorkerSpec
 from digirl_dist.fleet.worker_events import Relayed, WorkerEvent
 from digirl_dist.protocol.messages import Need
-from digirl_dist.settings import SshSettings, SshTransport
+from digirl_dist.settings import SshSettings
 from digirl_dist.ssh.connect import connect
 from digirl_dist.ssh.connection import Connection
 from digirl_dist.ssh.courier import CourierClient
@@ -86,7 +86,7 @@ class Site:
         return []
 
 
-@pytest.fixture(params=[SshTransport.paramiko])
+@pytest.fixture(params=["paramiko"])
 def site(request: pytest.FixtureRequest, openssh: Server, tmp_path: Path) -> Iterator[Site]:
     with ExitStack() as stack:
         site = Site(openssh, SshSettings(transport=request.param), tmp_path, stack)
@@ -104,7 +104,7 @@ def policy() -> list[Blob]:
 SIZE = 3 << 20
 
 
-@pytest.mark.parametrize("site", [SshTransport.paramiko, SshTransport.openssh], indirect=True)
+@pytest.mark.parametrize("site", ["paramiko", "openssh"], indirect=True)
 def test_the_host_sends_a_policy_once_and_workers_pass_it_on(site: Site, policy: list[Blob]) -> None:
     first, second, third = (site.worker(name) for name in ("w1", "w2", "w3"))
     assert first.get(policy) == SIZE and not first.events and not site.keys()

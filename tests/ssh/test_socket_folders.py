@@ -10,10 +10,10 @@ from pathlib import Path
 import pytest
 
 from digirl_dist.child_process import environment
-from digirl_dist.ssh.openssh import SocketFolders
+from digirl_dist.ssh.carriers.openssh import SocketFolders
 
 pytestmark = pytest.mark.component
-HOST = "from digirl_dist.ssh.openssh import SocketFolders; print(SocketFolders().make(), flush=True); input()"
+HOST = "from digirl_dist.ssh.carriers.openssh import SocketFolders; print(SocketFolders().make(), flush=True); input()"
 
 
 def test_the_next_start_deletes_what_a_killed_process_left_and_nothing_of_one_that_lives(

@@ -20,10 +20,10 @@ from process_watch import nothing_is_left_of
 from benchmarks import sshd
 from digirl_dist.errors import HostKeyError, LinkLostError, LoginError, UnreachableError
 from digirl_dist.parallel.loopback import free_port as unused_port
-from digirl_dist.settings import SshSettings, SshTransport
+from digirl_dist.settings import SshSettings
+from digirl_dist.ssh.carriers.openssh import SocketFolders
 from digirl_dist.ssh.connect import connect
 from digirl_dist.ssh.connection import Address
-from digirl_dist.ssh.openssh import SocketFolders
 from digirl_dist.ssh.reachable import reach
 
 pytestmark = [pytest.mark.component, pytest.mark.long_file(30)]
@@ -118,7 +118,7 @@ def test_an_ssh_that_is_missing_for_a_while_is_waited_for(
 ) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
     with pytest.raises(UnreachableError, match=r"worker w1: ssh.transport=openssh: this machine has no `ssh`"):
-        connect(openssh.address, SshSettings(transport=SshTransport.openssh))
+        connect(openssh.address, SshSettings(transport="openssh"))
 
 
 def test_a_lack_of_descriptors_is_not_told_as_a_configuration_to_correct(
@@ -157,7 +157,7 @@ def test_what_cannot_be_read_is_told_and_never_passed_over(ssh: SshSettings, hom
 
 def test_what_paramiko_cannot_read_is_told(home: Home) -> None:
     home.configure(f"Host w\n Port abc\nHost w\n{home.login}")
-    by_paramiko = SshSettings(transport=SshTransport.paramiko)
+    by_paramiko = SshSettings(transport="paramiko")
     with pytest.raises(LoginError, match=r"paramiko cannot use .*ssh.transport=openssh"):
         connect(_WORKER, by_paramiko)
     [found] = reach([("w", None)], by_paramiko)
@@ -203,7 +203,7 @@ def test_an_address_of_ipv6_is_reached(limits: SshSettings, tmp_path: Path, free
 def test_a_command_that_decides_what_counts_is_given_up_with_all_that_it_started(
     ssh: SshSettings, home: Home, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("digirl_dist.ssh.openssh._CONFIGURED_S", 1.0)
+    monkeypatch.setattr("digirl_dist.ssh.carriers.openssh._CONFIGURED_S", 1.0)
     home.configure(f"Match exec \"sh -c 'sleep 600 & cd HOME; wait'\"\n Port 1\nHost w\n{home.login}")
     with pytest.raises(UnreachableError, match=r"did not end within 1 s.*look at `Match exec`"):
         connect(_WORKER, ssh)
@@ -226,7 +226,7 @@ def test_a_home_and_a_place_for_sockets_may_have_any_name(
         monkeypatch.setenv("HOME", str(tmp_path / odd))
     with tempfile.TemporaryDirectory(prefix=odd) as place:
         monkeypatch.setattr(tempfile, "tempdir", place)
-        monkeypatch.setattr("digirl_dist.ssh.openssh._FOLDERS", SocketFolders())
+        monkeypatch.setattr("digirl_dist.ssh.carriers.openssh._FOLDERS", SocketFolders())
         assert arrives(limits)
 
 

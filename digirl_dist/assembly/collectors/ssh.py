@@ -13,7 +13,7 @@ from digirl_dist.errors import ClusterError, SettingsError
 from digirl_dist.fleet.install import split_logins
 from digirl_dist.settings.conversion import merged
 from digirl_dist.settings.hosts import SlurmEntry, worker_entries, worker_name
-from digirl_dist.ssh.connection import carrier
+from digirl_dist.ssh.carriers import carrier
 
 if TYPE_CHECKING:
     from digirl_dist.assembly.collector import RunContext
@@ -50,7 +50,8 @@ class SshCollectorSettings(CollectorPlugin):
         return fleet_collector(ssh_fleet(context, stack), context)
 
     def check(self, settings: Settings) -> None:
-        carrier(settings.ssh)
+        if settings.ssh.transport != "auto":
+            carrier(settings.ssh)
         if settings.dry_run:
             return
         split_logins(settings.install.pip_args)

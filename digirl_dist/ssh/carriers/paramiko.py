@@ -89,13 +89,21 @@ class ParamikoConnection(Connection):
         _close(self._session)
 
 
-def connect_by_paramiko(address: Address, settings: SshSettings) -> Connection:
-    """Connects to a machine whose host key is known, and logs in with a key.
+def lacking() -> str:
+    """See ``Carrier``: it comes with this package."""
+    return ""
 
-    Raises HostKeyError, LoginError (both fatal) or UnreachableError.
-    """
+
+def whereabouts(address: Address, settings: SshSettings) -> tuple[str, int, bool]:
+    """See ``Carrier``."""
+    session = _unopened(address, settings)
+    return str(session.host), int(session.port), bool(session.gateway)
+
+
+def connect(address: Address, settings: SshSettings) -> Connection:
+    """See ``Carrier``."""
     logging.getLogger(_LOG_CHANNEL).addHandler(_SILENT)
-    session = fabric_connection(address, settings)
+    session = _unopened(address, settings)
     hops = _hops(session)
     limit_s = len(hops) * (2 * settings.connect_s + settings.login_s)
     is_late = threading.Event()
@@ -121,7 +129,7 @@ def connect_by_paramiko(address: Address, settings: SshSettings) -> Connection:
         raise
 
 
-def fabric_connection(address: Address, settings: SshSettings) -> fabric.Connection:
+def _unopened(address: Address, settings: SshSettings) -> fabric.Connection:
     """Returns the connection, not yet open, to a machine by the jump hosts or the command that ~/.ssh/config names.
 
     Raises LoginError for a configuration that paramiko cannot use.

@@ -10,6 +10,7 @@ from __future__ import annotations
 import atexit
 import fcntl
 import os
+import pwd
 import re
 import resource
 import shutil
@@ -143,11 +144,19 @@ class OpenSshConnection(Connection):
         return MuxSession(self._master.socket, line, timeout_s)
 
 
-def connect_by_openssh(address: Address, settings: SshSettings) -> Connection:
-    """Connects to a machine whose host key is known, and logs in without asking anything.
+def lacking() -> str:
+    """See ``Carrier``."""
+    if shutil.which("ssh") is None:
+        return "this machine has no `ssh`; install it (Debian: openssh-client)"
+    try:
+        pwd.getpwuid(os.getuid())
+    except KeyError:
+        return f"`ssh` runs for no user without a name, as user {os.getuid()} is here; add one to /etc/passwd"
+    return ""
 
-    Raises HostKeyError, LoginError (both fatal) or UnreachableError.
-    """
+
+def connect(address: Address, settings: SshSettings) -> Connection:
+    """See ``Carrier``."""
     notes = check_key_file(address.name, address.key)
     master = Master(address, settings)
     try:
@@ -260,13 +269,12 @@ def _quoted(path: str) -> str:
     return '"' + path.replace("%", "%%") + '"'
 
 
-def route(address: Address, settings: SshSettings) -> dict[str, str]:
-    """Returns what ``ssh`` makes of an address: its options by their names in lower case, as ``ssh -G`` prints them.
-
-    Raises LoginError if it cannot use its configuration, UnreachableError if that takes too long.
-    """
+def whereabouts(address: Address, settings: SshSettings) -> tuple[str, int, bool]:
+    """See ``Carrier``; raises LoginError for a configuration that ``ssh`` cannot use."""
     with tempfile.TemporaryDirectory(prefix="digirl-route-") as folder:
-        return _asked(_base(Path(folder), address, settings), address)
+        known = _asked(_base(Path(folder), address, settings), address)
+    host, port = known.get("hostname", address.host), address.port or int(known.get("port", 22))
+    return host, port, {known.get("proxyjump", "none"), known.get("proxycommand", "none")} != {"none"}
 
 
 def _base(folder: Path, address: Address, settings: SshSettings) -> list[str]:
@@ -285,6 +293,7 @@ def _can_fork(ssh: str) -> bool:
 
 
 def _asked(base: Sequence[str], address: Address) -> dict[str, str]:
+    """Returns what ``ssh`` makes of an address: its options by their names in lower case, as ``ssh -G`` prints them."""
     with _told(address.name):
         status, options, complaint = processes.run_to_end([base[0], "-G", *base[1:]], _CONFIGURED_S)
     if status != 0:
