@@ -26,10 +26,12 @@ def told(sshd_is_installed: None) -> tuple[Verdict, Sequence[Invariant]]:
     return judge_by_lies([LIES[name] for name in TOLD], alone_s=0.0)  # how fast the others are is not asked here
 
 
+@pytest.mark.nightly
 def test_a_liar_is_named_and_out_of_service(told: tuple[Verdict, Sequence[Invariant]]) -> None:
     assert {strike.lie.name: strike.problem for strike in told[0].strikes} == dict.fromkeys(TOLD, "")
 
 
+@pytest.mark.nightly
 def test_nothing_is_lost_repeated_or_forged_and_the_run_goes_on(told: tuple[Verdict, Sequence[Invariant]]) -> None:
     untimed = [one for one in told[1] if not one.name.startswith("the others")]
     assert {one.name: one.broken for one in untimed if one.broken} == {}

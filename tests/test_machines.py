@@ -40,6 +40,7 @@ _OPTIONAL = {
 """Of the standard library, what a Python that was built on old kernel headers or an old libc lacks."""
 
 
+@pytest.mark.nightly
 @pytest.mark.system
 def test_a_run_needs_nothing_that_a_python_build_or_a_kernel_may_lack(tmp_path: Path) -> None:
     lines = [

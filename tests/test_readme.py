@@ -104,7 +104,7 @@ def test_the_main_command_asks_for_workers(checkout: Path) -> None:
     assert done.returncode == 2 and "worker_ips is empty" in done.stderr
 
 
-@pytest.mark.long(60)
+@pytest.mark.nightly
 def test_ones_own_environment_and_agent_run_over_ssh(checkout: Path) -> None:
     said = ast.get_docstring(ast.parse((checkout / "examples" / "corridor.py").read_text())) or ""
     command = said[said.index("python run.py") :].replace("\\\n", " ")

@@ -97,6 +97,7 @@ def test_the_command_finds_its_configuration_however_it_is_called_and_says_what_
     assert not (tmp_path / "run").exists()
 
 
+@pytest.mark.nightly
 def test_the_console_script_works_from_a_wheel_in_an_empty_folder(tmp_path: Path) -> None:
     source, site, empty = tmp_path / "source", tmp_path / "site", tmp_path / "empty"
     shutil.copytree(

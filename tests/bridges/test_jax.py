@@ -15,8 +15,6 @@ from digirl_dist.bridges.vector import ranked_vector
 from digirl_dist.errors import SettingsError
 from digirl_dist.train.__main__ import main
 
-pytestmark = pytest.mark.long_file(90)
-
 PROGRAM = str(Path(__file__).parent / "skrl_jax_ranks.py")
 LAUNCHER = [sys.executable, "-m", "digirl_dist.parallel.jax", "--nproc_per_node=2"]
 NOWHERE = "http://127.0.0.1:9"
@@ -40,6 +38,7 @@ def found(folder: Path, who: str) -> dict[str, Any]:
     return told
 
 
+@pytest.mark.nightly
 @pytest.mark.system
 @pytest.mark.timeout(700)  # two launches
 def test_c2_ranks_hold_the_same_bits_and_what_one_process_learns_from_all_their_rows(folder: Path) -> None:
@@ -48,6 +47,7 @@ def test_c2_ranks_hold_the_same_bits_and_what_one_process_learns_from_all_their_
     assert first == pytest.approx(one, abs=1e-5) and len(first) > 50
 
 
+@pytest.mark.nightly
 @pytest.mark.system
 @pytest.mark.timeout(700)
 def test_c6_ranks_act_with_seeds_of_their_own(folder: Path) -> None:
@@ -55,6 +55,7 @@ def test_c6_ranks_act_with_seeds_of_their_own(folder: Path) -> None:
     assert both[0] != both[1]
 
 
+@pytest.mark.nightly
 @pytest.mark.system
 @pytest.mark.timeout(700)
 def test_c8_rank_0_alone_writes_and_one_process_loads_it(folder: Path) -> None:

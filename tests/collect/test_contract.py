@@ -27,10 +27,18 @@ HERE = [Kind.inline, Kind.fleet]
 """For what does not depend on what carries a worker's messages."""
 
 
-@pytest.mark.ray
-def test_every_ticket_comes_home_once_and_in_order_and_all_collectors_collect_the_same(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "others",
+    [
+        [Kind.inline_ahead, Kind.fleet, Kind.fleet_host],
+        pytest.param([Kind.ray, Kind.ray_host], marks=[pytest.mark.ray, pytest.mark.nightly]),
+    ],
+)
+def test_every_ticket_comes_home_once_and_in_order_and_all_collectors_collect_the_same(
+    tmp_path: Path, others: list[Kind]
+) -> None:
     actions = []
-    for kind in (Kind.inline, Kind.inline_ahead, Kind.fleet, Kind.fleet_host, Kind.ray, Kind.ray_host):
+    for kind in (Kind.inline, *others):
         with site(tmp_path / kind.value, kind, iterations=3, agent=Coin) as here:
             here.checkpoint = here.save(2)
             result = here.collect(tickets(9))
