@@ -18,7 +18,7 @@ from digirl_dist.agent import Agent, AgentFactory, contract, critic
 from digirl_dist.errors import SettingsError
 from digirl_dist.parallel.compute_device import compute_exactly
 from digirl_dist.parallel.group import Group
-from digirl_dist.parallel.peers import Batches, Compute, cut, every_nth, gathered
+from digirl_dist.parallel.peers import Batches, Compute, Stepped, cut, every_nth, gathered, unheard
 from digirl_dist.trajectory import Decision, Observation
 from digirl_dist.types import Json
 
@@ -115,8 +115,9 @@ class ShardedRows:
 
     replicas: ClassVar[bool] = False
 
-    def __init__(self, group: Group) -> None:
+    def __init__(self, group: Group, stepped: Stepped = unheard) -> None:
         self._group = group
+        self.stepped = stepped
 
     def align(self, batches: Batches) -> Batches:
         """Each rank must compute something: a minibatch with fewer rows than ranks is computed by all of them."""

@@ -117,7 +117,8 @@ class MinibatchOptimizer:
         losses: list[float] = []
         faults: list[str] = []
         learned: set[int] = set()
-        for batch, part in zip(drawn.batches, drawn.parts, strict=True):
+        for made, (batch, part) in enumerate(zip(drawn.batches, drawn.parts, strict=True)):
+            self._peers.stepped(made, len(drawn.batches))
             if window and has_settled(losses, window):
                 break
             loss, fault = self._step(part, len(batch), loss_of, weight_of)

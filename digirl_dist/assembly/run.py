@@ -85,7 +85,7 @@ def _run(settings: Settings, rank: Rank | None, source: configuration.Source | N
     refuse_devices(settings, rank)
     root = run_root(settings)
     Metrics(root / "metrics.jsonl")  # a damaged file is refused before anything is written
-    learning = Learning(settings, device, agent, rank)
+    learning = Learning(settings, device, agent, rank, progress.status)
     if rank is None or rank.is_first:
         _lead(RunSpec(settings, source, root, ahead, device, agent), learning, progress)
     else:

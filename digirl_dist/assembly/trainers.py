@@ -22,7 +22,7 @@ from digirl_dist.assembly.policy import describe_policy
 from digirl_dist.emulator.plugins import Device
 from digirl_dist.exit_status import WORDS
 from digirl_dist.parallel.launch import launch
-from digirl_dist.parallel.peers import ALONE, Peers, SharedRows
+from digirl_dist.parallel.peers import Alone, Peers, SharedRows
 from digirl_dist.parallel.rank import Rank
 from digirl_dist.settings import Settings, TorchrunSettings
 from digirl_dist.settings.run import only_measures
@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from digirl_dist.agent import AgentFactory
     from digirl_dist.parallel.group import Group
     from digirl_dist.storage.disk_full import WritePolicy
+    from digirl_dist.storage.status import Status
     from digirl_dist.storage.trajectory_store import Store
     from digirl_dist.trainer import Trainer
     from digirl_dist.trainer.inprocess import InProcessTrainer
@@ -50,6 +51,8 @@ class Learning:
     agent: AgentFactory
     rank: Rank | None
     """None in a process that no launcher started."""
+    status: Status
+    """Is told how far an update is."""
 
     @property
     def is_joint(self) -> bool:
@@ -101,17 +104,17 @@ class Learning:
         agree(group, self.settings, self.device)
         agent = starting(self.settings, self.agent)
         if not (isinstance(trainer, TorchrunSettings) and trainer.shard):
-            return group, self._trainer(Placed(agent, device), SharedRows(group), checkpoints)
+            return group, self._trainer(Placed(agent, device), SharedRows(group, self.status.stepped), checkpoints)
         from digirl_dist.agent.sharding import Sharded, ShardedRows
 
         sharded = Sharded(agent, group, device, tuple(trainer.shard_blocks))
-        return group, self._trainer(sharded, ShardedRows(group), checkpoints)
+        return group, self._trainer(sharded, ShardedRows(group, self.status.stepped), checkpoints)
 
     def _alone(self, checkpoints: Checkpoints) -> InProcessTrainer:
         from digirl_dist.agent.placement import Placed
 
         agent = Placed(starting(self.settings, self.agent), device_of(self.settings, self.rank))
-        return self._trainer(agent, ALONE, checkpoints)
+        return self._trainer(agent, Alone(self.status.stepped), checkpoints)
 
     def _trainer(self, agent: AgentFactory, peers: Peers, checkpoints: Checkpoints) -> InProcessTrainer:
         from digirl_dist.storage.datasets import read_datasets

@@ -19,6 +19,12 @@ if TYPE_CHECKING:
 Batches = list[list[int]]
 Compute = Callable[[Sequence[int]], "torch.Tensor"]
 """Returns a line of a matrix [n, F] for each of some rows; never asked for none."""
+Stepped = Callable[[int, int], object]
+"""Is told how many optimizer steps are made, and of how many."""
+
+
+def unheard(made: int, of: int) -> None:
+    """Where nobody asks how far an update is."""
 
 
 class Peers(Protocol):
@@ -26,6 +32,9 @@ class Peers(Protocol):
 
     replicas: ClassVar[bool]
     """Whether every rank has all the weights; else each has a part (see ``agent.sharding``)."""
+
+    stepped: Stepped
+    """Called before each optimizer step."""
 
     def align(self, batches: Batches) -> Batches:
         """Returns this rank's part of each minibatch. Every rank has equally many parts, some of them empty."""
@@ -74,6 +83,9 @@ class _Replica:
 
     replicas: ClassVar[bool] = True
 
+    def __init__(self, stepped: Stepped = unheard) -> None:
+        self.stepped = stepped
+
     def passes(self, part: list[int], rows: int, at_once: int) -> Batches:
         return [part[first : first + at_once] for first in range(0, len(part), at_once)]
 
@@ -115,7 +127,8 @@ ALONE = Alone()
 class _Together(_Replica):
     """Peers that average their gradients."""
 
-    def __init__(self, group: Group) -> None:
+    def __init__(self, group: Group, stepped: Stepped = unheard) -> None:
+        super().__init__(stepped)
         self._group = group
 
     def exchange(self, parameters: Iterable[torch.nn.Parameter], loss: float, weight: float) -> float:

@@ -190,6 +190,11 @@ class Status:
         self.doing, self.since, self.part = doing, time.monotonic(), None
         self.write()
 
+    def stepped(self, made: int, of: int) -> None:
+        """Records how much of the current activity is done; writes the file now and then."""
+        self.part = made, of
+        self.write_if_due()
+
     def collecting(self, round: Round, landed: int, wanted: int) -> None:
         """Records the progress of a collection; writes the file now and then."""
         before = self.round

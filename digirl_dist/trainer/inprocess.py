@@ -14,7 +14,7 @@ from digirl_dist.algorithm import AlgorithmFactory
 from digirl_dist.algorithm.contract import expect, learned_of, state_of
 from digirl_dist.errors import CheckpointError, TrainingError, TrajectoryError
 from digirl_dist.parallel.compute_device import device_failed
-from digirl_dist.parallel.peers import ALONE, Peers
+from digirl_dist.parallel.peers import ALONE, Alone, Peers
 from digirl_dist.plain_text import in_short
 from digirl_dist.storage.checkpoint import Checkpoint, Checkpoints, State, loading
 from digirl_dist.storage.refused_episodes import RefusedEpisode
@@ -60,7 +60,7 @@ class InProcessTrainer:
         self._replay_size = replay_size
         self._seed = seed
         self._offline = list(offline)
-        self._alone = peers is ALONE
+        self._alone = isinstance(peers, Alone)
         self._refused: tuple[RefusedEpisode, ...] = ()
         self._table: pa.Table | None = None
         self._iteration: int | None = None

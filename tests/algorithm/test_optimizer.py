@@ -11,7 +11,9 @@ from torch import nn
 
 from digirl_dist.algorithm.optimizer import MinibatchOptimizer
 from digirl_dist.errors import TrainingError
+from digirl_dist.parallel.peers import Alone
 from digirl_dist.settings import OptimizerSettings
+from digirl_dist.storage.status import Status
 
 ROWS = torch.randn(12, 3, generator=torch.Generator().manual_seed(0))
 
@@ -31,6 +33,19 @@ def test_rows_that_pass_a_few_at_once_make_the_step_of_all() -> None:
     fit(OptimizerSettings(batch_size=12, epochs=2), large)
     fit(OptimizerSettings(batch_size=12, rows_at_once=3, epochs=2), small)
     assert torch.allclose(large, small, atol=1e-6)
+
+
+def test_an_update_says_how_many_of_its_steps_are_made() -> None:
+    status, weight, seen = Status(), parameter(), []
+    status.host("learn")
+
+    def loss(batch: list[int]) -> torch.Tensor:
+        seen.append(status.now)
+        return ((ROWS[batch] @ weight) ** 2).mean()
+
+    settings = OptimizerSettings(batch_size=4, epochs=1)
+    MinibatchOptimizer([weight], settings, 0, "the loss", Alone(status.stepped)).fit(12, loss)
+    assert seen == ["learn: 0 of 3", "learn: 1 of 3", "learn: 2 of 3"]
 
 
 def test_weighted_rows_that_pass_a_few_at_once_make_the_step_of_all() -> None:
