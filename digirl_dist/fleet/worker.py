@@ -337,12 +337,9 @@ class RemoteWorker:
         coming_back = self._coming_back
         while not self._stopping.is_set():
             coming_back.connecting(self.runtime.now())
-            error = self._stay(coming_back)
-            pause_s = coming_back.lost(error, self.runtime.now())
+            pause_s = self._stay(coming_back)
             if self._stopping.is_set():
                 break
-            out_s = pause_s if coming_back.is_out_of_service else None
-            self.post(Lost(self.spec.name, error, out_s, is_final=pause_s is None))
             if pause_s is None:
                 return
             self.runtime.wait(self._stopping, pause_s)
@@ -352,8 +349,8 @@ class RemoteWorker:
             coming_back.replace = True
             self._stay(coming_back)
 
-    def _stay(self, coming_back: Reconnecting) -> WorkerError:
-        """Keeps one connection from its beginning to its end; returns why it ended."""
+    def _stay(self, coming_back: Reconnecting) -> float | None:
+        """Keeps one connection from its beginning to its end; returns in how many seconds to make another, or None."""
         attached: _Attached | None = None
         try:
             connection = self._connector.connect(self.spec, self.job, coming_back.replace, self._progress)
@@ -363,24 +360,29 @@ class RemoteWorker:
             self._ask(self._announce_newest)  # one may have been published while the connection was made
             if self._stopping.is_set():  # what was started must not wait for a host until it is orphaned
                 attached.dismiss(self.limits.stop_s)
-                return LinkLostError(self.spec.name, "the worker program was stopped")
-            return self._served(attached)
-        except Exception as error:  # a defect of ours must not end this life without a word
-            return failure_here(self.spec.name, "act on what it says", error)
+            else:
+                attached.serve()
+            error: WorkerError = LinkLostError(self.spec.name, "the worker program ended")
+        except JobError as mistake:
+            pause_s = self._lost(mistake, coming_back)  # its tickets go to others before the program has ended
+            if attached is not None:
+                attached.dismiss(self.limits.stop_s)
+            return pause_s
+        except Exception as defect:  # of ours: it must not end this life without a word
+            error = failure_here(self.spec.name, "act on what it says", defect)
         finally:
             self._attached = None
             if attached is not None:
                 attached.close()
+        return self._lost(error, coming_back)
 
-    def _served(self, attached: _Attached) -> WorkerError:
-        try:
-            attached.serve()
-        except JobError:
-            attached.dismiss(self.limits.stop_s)
-            raise
-        except WorkerError as error:
-            return error
-        return LinkLostError(self.spec.name, "the worker program ended")
+    def _lost(self, error: WorkerError, coming_back: Reconnecting) -> float | None:
+        """Tells of the end of a connection; returns in how many seconds to make another, or None."""
+        pause_s = coming_back.lost(error, self.runtime.now())
+        if not self._stopping.is_set():
+            out_s = pause_s if coming_back.is_out_of_service else None
+            self.post(Lost(self.spec.name, error, out_s, is_final=pause_s is None))
+        return pause_s
 
     def _progress(self, doing: str, limit_s: float | None, is_installing: bool = False) -> None:
         if limit_s is None and self._stopping.is_set():  # a wait without a limit; the others come to an end

@@ -32,6 +32,7 @@ def test_promises_hold_in_the_first_seeds() -> None:
 @pytest.mark.parametrize(
     ("seed", "workers", "tickets", "iterations", "faults"),
     [
+        (302, 4, 8, 3, [0, 4]),  # an agent that breaks behind a half-open link: its worker is asked to end in vain
         (654, 2, 5, 3, [1, 4]),  # an iteration that is begun ahead once it is the present one
         (12587, 1, 1, 1, [2, 4]),  # a host that slept gives a silent link all of its time again
         (16191, 2, 4, 2, [3]),  # two accounts of seconds on the way at once
