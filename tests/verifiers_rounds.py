@@ -7,25 +7,28 @@ from __future__ import annotations
 
 import asyncio
 import json
-import signal
 import sys
 import threading
+from contextlib import suppress
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
 import psutil
 import verifiers.v1 as vf
+from process_watch import ssh_server
 from tiny_model import make_tiny_model
 from verifiers.v1.serve import EnvClient, EnvServer
 from verifiers.v1.utils.loaders import load_taskset
 
 ROUNDS, GROUP = 10, 2
 PLUGIN = """
-from digirl_dist.bridges.verifiers import FleetHarness, FleetTaskset
-__all__ = ["FleetHarness", "FleetTaskset"]
+from digirl_dist.bridges.verifiers import FleetEnv, FleetHarness, FleetTaskset
+__all__ = ["FleetEnv", "FleetHarness", "FleetTaskset"]
 """
-OVERRIDES = ["emulator=phone", "dry_run=true", "max_steps=2", "task_set=easy"]
+PATIENT = ["limits.boot_s=900", "limits.reset_s=600", "limits.step_s=600"]
+"""On a loaded machine nothing is lost but what is killed."""
+OVERRIDES = ["emulator=phone", "dry_run=true", "max_steps=2", "task_set=easy", *PATIENT]
 
 
 def model_server(folder: Path) -> ThreadingHTTPServer:
@@ -64,12 +67,10 @@ def model_server(folder: Path) -> ThreadingHTTPServer:
 
 def kill_a_worker() -> None:
     """As if its machine had lost its power."""
-    for process in psutil.Process().children(recursive=True):
-        if process.is_running() and process.cmdline()[-1:] and process.cmdline()[-1].endswith("localhost-0"):
-            for each in [*process.children(recursive=True), process]:
-                each.send_signal(signal.SIGKILL)
-            return
-    raise AssertionError("there is no worker to kill")
+    server = ssh_server("localhost-0")
+    for each in [server, *server.children(recursive=True)]:
+        with suppress(psutil.NoSuchProcess):  # it ended with the one before
+            each.kill()
 
 
 def errors_of(episode: Any) -> list[Any]:
@@ -79,13 +80,14 @@ def errors_of(episode: Any) -> list[Any]:
 async def main(folder: Path) -> None:
     (folder / "phone_env.py").write_text(PLUGIN)
     sys.path.insert(0, str(folder))
-    plugin = {"id": "phone_env", "overrides": OVERRIDES}
-    agent = {"harness": plugin, "runtime": {"type": "subprocess"}}
+    plugin, agent = {"id": "phone_env", "overrides": OVERRIDES}, {"runtime": {"type": "subprocess"}}
     config = vf.SingleAgentEnvConfig.model_validate({"taskset": plugin, "agent": agent})
     server = EnvServer(config, f"ipc://{folder}/door")
     serving = asyncio.create_task(server.run())
     client = EnvClient(server.address)
-    await client.wait_for_server_startup()
+    while not await client.health():
+        if serving.done():
+            await serving  # raises what ended it
     url = f"http://127.0.0.1:{model_server(folder / 'model').server_port}/v1"
     asks = vf.EvalClientConfig(base_url=url, api_key_var="NO_KEY"), "tiny", vf.SamplingConfig()
     tasks = [task.data.model_dump(mode="json") for task in load_taskset(config.taskset)]
@@ -108,7 +110,7 @@ async def main(folder: Path) -> None:
     sys.stdout.flush()
     await client.close()
     serving.cancel()
-    await serving
+    await asyncio.wait([serving])
 
 
 if __name__ == "__main__":

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 
@@ -13,6 +13,7 @@ from digirl_dist.agent.plugins.endpoint import EndpointSettings
 from digirl_dist.api import arguments
 from digirl_dist.chat import Messages
 from digirl_dist.errors import DigirlDistError
+from digirl_dist.settings.conversion import converted
 from digirl_dist.settings.engines import refuse_address
 from digirl_dist.settings.extras import extra_needed
 from digirl_dist.trajectory import Decision, NoDecision, Observation
@@ -21,7 +22,10 @@ from digirl_dist.types import Json
 if TYPE_CHECKING:
     import torch
 
-_SAME = ("model", "key_variable", "answer_s", "outage_s", "system", "previous_actions", "requests_per_minute")
+_SAME = (
+    *("model", "key_variable", "answer_s", "outage_s", "requests_per_minute"),
+    *("system", "coordinates", "previous_actions", "screenshots", "labels"),
+)
 """Fields that are settings of ``agent=endpoint`` by the same name."""
 _CALLED = {
     **{name: f"Endpoint({name}=…)" for name in _SAME},
@@ -47,6 +51,8 @@ class Endpoint:
     """Further keys of the request; without them, a temperature of 1 and 256 tokens at most."""
     system: str = ""
     """Your own rules for a model that sees screens; empty: general ones that ask for one line of JSON."""
+    coordinates: str = "shares"
+    """How a model that sees screens writes places: in ``shares``, ``thousandths`` or ``pixels``."""
     messages: Callable[[Observation], Messages] | None = None
     """Makes the chat of an observation; None: rules, screenshot and task."""
     read: Callable[[str], Json] | None = None
@@ -55,6 +61,10 @@ class Endpoint:
     """NAME of the environment variable with the key; empty: the server needs none."""
     previous_actions: int = 3
     """Number of latest actions in the prompt of a model that sees screens."""
+    screenshots: int = 1
+    """Number of latest screenshots in its prompt, the present one included."""
+    labels: bool = False
+    """List what is on the screen, numbered, for emulators that name it; the model may tap a number."""
     at_once: int = 64
     """Requests that are under way at a time."""
     requests_per_minute: float = 0.0
@@ -72,6 +82,7 @@ class Endpoint:
         """Raises SettingsError for values that cannot be used."""
         refuse_address("Endpoint(url=…)", self.url)
         arguments.whole("at_once", self.at_once, 1, _MOST_AT_ONCE)
+        self.settings  # noqa: B018 - it is checked
 
     @classmethod
     def of(cls, settings: EndpointSettings) -> Endpoint:
@@ -81,16 +92,20 @@ class Endpoint:
         sampling = {**dict.fromkeys(_SAMPLING), **settings.request}
         tokens = bool(sampling.pop("logprobs", None))
         same: dict[str, Any] = {name: getattr(settings, name) for name in _SAME}
+        same["coordinates"] = settings.coordinates.value
         return cls(url_of(settings), sampling=sampling, seeded=settings.seed, tokens=tokens, **same)
 
     @property
     def settings(self) -> EndpointSettings:
         """The same as settings of ``agent=endpoint``."""
-        return EndpointSettings(
-            base_url=self.url,
-            request={**_SAMPLING, **self.sampling},
-            seed=self.seeded,
-            **{name: getattr(self, name) for name in _SAME},
+        return converted(
+            EndpointSettings,
+            {
+                "base_url": self.url,
+                "request": {**_SAMPLING, **self.sampling},
+                "seed": self.seeded,
+                **{name: getattr(self, name) for name in _SAME},
+            },
         )
 
 
@@ -119,8 +134,7 @@ class Endpoints(ActsAlone):
     def act(
         self, observations: Sequence[Observation], rngs: Sequence[np.random.Generator]
     ) -> list[Decision | NoDecision]:
-        found: list[Decision | NoDecision] = self.newest.act(observations, rngs)
-        return found
+        return cast("list[Decision | NoDecision]", self.newest.act(observations, rngs))
 
     def load(self, version: int, state: Mapping[str, torch.Tensor]) -> str:
         self._of[str(version)] = self.newest
@@ -132,8 +146,7 @@ class Endpoints(ActsAlone):
             gone.close()
 
     def decide(self, adapter: str, observation: Observation, rng: np.random.Generator) -> Decision:
-        found: Decision = self._of[adapter].decide(observation, rng, self.away)
-        return found
+        return cast(Decision, self._of[adapter].decide(observation, rng, self.away))
 
     def close(self) -> None:
         """Ends all waiting for servers."""

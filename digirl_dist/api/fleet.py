@@ -33,7 +33,7 @@ from digirl_dist.report.output import redraws, shown
 from digirl_dist.settings.keys import key_of
 from digirl_dist.settings.safe_yaml import read_mapping
 from digirl_dist.storage.episode_index import summarise
-from digirl_dist.tasks import SEEDS, Plan, Share, Task
+from digirl_dist.tasks import SEEDS, Plan, Share, Task, Ticket
 from digirl_dist.trajectory import Trajectory
 from digirl_dist.types import Closeable, Json
 
@@ -278,12 +278,16 @@ class Fleet(Closeable):
         with self._sending:
             self._acknowledged.extend(keys)
             if self._rollouts is not None:
-                self._rollouts.acknowledge(self._acknowledged)
+                self._rollouts.stream.acknowledge(self._acknowledged)
                 self._acknowledged = []
+
+    def asked(self) -> dict[str, Ticket]:
+        """Returns the keys that are not acknowledged, with their tickets, but for lost ones; none before the start."""
+        return {} if self._rollouts is None else self._rollouts.stream.asked
 
     def landed(self, key: str) -> Episode | None:
         """Returns the episode of a key; None if there is none, or the fleet has not started yet."""
-        return None if self._rollouts is None else self._rollouts.landed(key)
+        return None if self._rollouts is None else cast("Episode | None", self._rollouts.stream.landed_as(key))
 
     def collect(
         self,
@@ -420,7 +424,7 @@ class Fleet(Closeable):
                 self._started = open_fleet(settings, device, policy.factory, self._folder, self._stack, acts_here)
             self._rollouts = Rollouts(self._started, self._first_round(self._folder))  # which is ours alone by now
             self._stack.callback(self._rollouts.close)
-            self._rollouts.acknowledge(self._acknowledged)
+            self._rollouts.stream.acknowledge(self._acknowledged)
             self._acknowledged = []
         return self._started
 
@@ -514,8 +518,8 @@ def _told(missing: Sequence[tuple[Rollout, Lost]]) -> str:
     of: dict[str, list[str]] = {}
     for rollout, lost in missing:
         of.setdefault(lost.reason, []).append(f"ticket {rollout.ticket.index} (task {rollout.ticket.task.id})")
-    shown = [f"{', '.join(places[:_SHOWN])}: {reason}" for reason, places in [*of.items()][:_SHOWN]]
-    return "missing:\n  " + "\n  ".join(shown)
+    reasons = [*of.items()][:_SHOWN]
+    return "\n  ".join(["missing:", *(f"{', '.join(places[:_SHOWN])}: {reason}" for reason, places in reasons)])
 
 
 def _shapes(tensors: Mapping[str, TensorInfo]) -> dict[str, tuple[int, ...]]:

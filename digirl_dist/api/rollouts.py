@@ -81,7 +81,7 @@ class Rollouts:
         self._draws = np.random.default_rng([self._seed, first_page])
         log = RolloutLog(context.folder.rollouts)
         is_judged = context.settings.success is not Success.environment
-        self._stream = Stream(self._pool, log, first_page, Episode.of, is_judged)
+        self.stream = Stream(self._pool, log, first_page, Episode.of, is_judged)
         self._unlike: set[str] = set()
         """Tasks of which members of a group started differently."""
         self._newest: Checkpoint | None = None
@@ -91,7 +91,7 @@ class Rollouts:
         """Returns a rollout for each (see ``Stream.ask``). Those that begin from now on act with the checkpoint."""
         with self._lock:
             self.act_with(checkpoint)
-            return self._stream.ask(requests, as_page)
+            return self.stream.ask(requests, as_page)
 
     def act_with(self, checkpoint: Checkpoint) -> None:
         """Has what begins from now on act with the checkpoint, unless a newer one came before."""
@@ -101,13 +101,6 @@ class Rollouts:
             self._newest = checkpoint
             self._pool.act_with(checkpoint)
             self._pool.attend()
-
-    def acknowledge(self, keys: Iterable[str]) -> None:
-        self._stream.acknowledge(keys)
-
-    def landed(self, key: str) -> Episode | None:
-        found = self._stream.landed_as(key)
-        return None if found is None else Episode.of(found)
 
     def seed(self, share: Share, label: str | None) -> int:
         """Returns an emulator seed: always the same one for a label, else the next."""
@@ -120,12 +113,11 @@ class Rollouts:
 
     def slots(self) -> int:
         """Returns how many slots the workers have brought so far."""
-        workers = dict(self._context.status.workers).values()
-        return sum(len(worker.slots) for worker in workers)
+        return sum(len(worker.slots) for worker in dict(self._context.status.workers).values())
 
     def close(self) -> None:
         self._pool.close()
-        self._stream.broke("infrastructure", CollectionError("the fleet was closed"))
+        self.stream.broke("infrastructure", CollectionError("the fleet was closed"))
 
     def groups(
         self, tasks: Iterable[Task], ask: Callable[[int, Task], Sequence[Rollout]], ahead: int

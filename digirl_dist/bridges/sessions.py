@@ -96,10 +96,8 @@ class Session:
 
     def close(self) -> None:
         self.program.told.pop(self._number, None)
-        try:
+        with suppress(WorkerError):  # it is gone as it is
             self.program.remote.write({"session": self._number})
-        except WorkerError:
-            pass  # it is gone as it is
 
 
 class Sessions:
@@ -149,8 +147,11 @@ class Sessions:
                 self._machines.pop(session.worker).connection.close()
 
     def close(self) -> None:
-        for program in self._programs.values():
-            program.remote.close()
+        """Ends all sessions. Whoever asks for another one is told that no worker is left."""
+        with self._lock:
+            self._machines.clear()
+            for program in self._programs.values():
+                program.remote.close()
 
     def _count(self, name: str) -> int:
         program = self._programs.get(name)

@@ -1,38 +1,39 @@
-"""A fleet's environments in verifiers: a taskset with their tasks, and a harness that plays them on workers.
+"""A fleet's environments in verifiers: a taskset, an env that holds the workers, and a harness that plays on them.
 
-Both have the id ``digirl_dist.bridges.verifiers``. verifiers' own environment server serves them, its own client asks
-for rollouts, and its interception records tokens and log-probabilities. An episode whose worker is lost is repeated on
-another one, without asking the model again; if that fails, the trace has an error and no reward.
+verifiers' own environment server serves them, its own client asks for rollouts, and its interception records tokens
+and log-probabilities. An episode whose worker is lost is repeated on another one, without asking the model again; if
+that fails, the trace has an error and no reward.
 """
 
 from __future__ import annotations
 
 import asyncio
-import atexit
 import base64
-import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
+from functools import partial
 from typing import Any
 
 from digirl_dist.agent.prompts import conversation
 from digirl_dist.bridges.openenv import OpenEnvFleet, openenv_fleet, task_api
 from digirl_dist.bridges.text_episode import TextEpisode
 from digirl_dist.chat import Messages, image_part
+from digirl_dist.errors import SettingsError
 from digirl_dist.settings.extras import extra_needed
 
 with extra_needed("bridges.verifiers", "verifiers and httpx", "verifiers"):
     import httpx
     import verifiers.v1 as vf
 
-__all__ = ["FleetHarness", "FleetTaskset"]
+__all__ = ["FleetEnv", "FleetHarness", "FleetTaskset"]
 
 _ANSWER_S = 600.0
 
 
 class FleetTasksetConfig(vf.TasksetConfig):  # type: ignore[misc]
     overrides: list[str] = []  # noqa: RUF012 - pydantic copies it
-    """Settings, as on the command line: ``emulator=phone``."""
+    """Settings, as on the command line: ``emulator=phone``, ``worker_ips=[10.0.0.2,10.0.0.3]``."""
     split: str = "train"
 
 
@@ -54,14 +55,11 @@ class FleetTaskset(vf.Taskset[FleetTask, FleetTasksetConfig]):  # type: ignore[m
     def load(self) -> Iterator[FleetTask]:
         split = self.config.split
         for task in task_api(self.config.overrides).list_tasks(split):
-            index, instruction = task["index"], task["instruction"]
-            data = FleetTaskData(idx=index, name=task["id"], prompt=instruction, split=split, index=index)
-            yield FleetTask(data, self.config.task)
+            place = {"idx": task["index"], "index": task["index"], "split": split}
+            yield FleetTask(FleetTaskData(name=task["id"], prompt=task["instruction"], **place), self.config.task)
 
 
 class FleetHarnessConfig(vf.HarnessConfig):  # type: ignore[misc]
-    overrides: list[str] = []  # noqa: RUF012 - pydantic copies it
-    """Settings, as on the command line: ``emulator=phone``, ``worker_ips=[10.0.0.2,10.0.0.3]``."""
     pictures: bool = False
     """Whether the model is shown screenshots."""
 
@@ -70,19 +68,8 @@ class FleetHarness(vf.Harness[FleetHarnessConfig]):  # type: ignore[misc]
     EXECUTES_CODE = False
     NEEDS_CONTAINER = False
 
-    def __init__(self, config: FleetHarnessConfig) -> None:
-        super().__init__(config)
-        self._opening = threading.Lock()
-        self._fleet: OpenEnvFleet | None = None
-
-    def fleet(self) -> OpenEnvFleet:
-        """Returns the workers, which are connected to once. Raises SettingsError or WorkerError."""
-        with self._opening:
-            if self._fleet is None:
-                stack = ExitStack()
-                self._fleet = stack.enter_context(openenv_fleet(self.config.overrides))
-                atexit.register(stack.close)
-        return self._fleet
+    fleet: OpenEnvFleet | None = None
+    """FleetEnv sets it: verifiers makes a harness for each episode."""
 
     async def launch(
         self,
@@ -95,12 +82,15 @@ class FleetHarness(vf.Harness[FleetHarnessConfig]):  # type: ignore[misc]
         data: FleetTaskData,
     ) -> vf.ProgramResult:
         """Plays one episode. Raises EmulatorError if its environment is lost for good."""
-        episode = TextEpisode((await asyncio.to_thread(self.fleet)).converse())
+        if self.fleet is None:
+            raise SettingsError("FleetHarness has no workers: export FleetEnv in the __all__ of the taskset's module")
+        episode = TextEpisode(self.fleet.converse())
         start = {"split": data.split, "index": data.index, "seed": data.seed}
-        headers = {"Authorization": f"Bearer {secret}"}
+        thread = ThreadPoolExecutor(1)
+        on_thread = partial(asyncio.get_running_loop().run_in_executor, thread)
         try:
-            seen = await asyncio.to_thread(episode.begin, start)
-            async with httpx.AsyncClient(headers=headers, timeout=_ANSWER_S) as model:
+            seen = await on_thread(episode.begin, start)
+            async with httpx.AsyncClient(headers={"Authorization": f"Bearer {secret}"}, timeout=_ANSWER_S) as model:
                 while not episode.is_over:
                     chat = self._chat(data.system_prompt or "", seen)
                     answer = await model.post(
@@ -108,9 +98,10 @@ class FleetHarness(vf.Harness[FleetHarnessConfig]):  # type: ignore[misc]
                     )
                     answer.raise_for_status()
                     said = answer.json()["choices"][0]["message"]["content"] or ""
-                    seen = await asyncio.to_thread(episode.act, said)
+                    seen = await on_thread(episode.act, said)
         finally:
-            await asyncio.to_thread(episode.close)
+            thread.submit(episode.close)  # once it has returned from what a cancelled rollout waited for
+            thread.shutdown(wait=False)
         trace.info["reward"] = episode.reward
         return vf.ProgramResult(exit_code=0, stdout="", stderr="")
 
@@ -118,3 +109,18 @@ class FleetHarness(vf.Harness[FleetHarnessConfig]):  # type: ignore[misc]
         picture = image_part(base64.b64decode(seen["image"])) if self.config.pictures and seen.get("image") else None
         chat = conversation(seen["text"], picture, system)
         return [{**message, "content": [part for part in message["content"] if part]} for message in chat]
+
+
+class FleetEnv(vf.SingleAgentEnv):  # type: ignore[misc]
+    """Holds the workers of the taskset's settings while its episodes are served."""
+
+    async def start(self) -> None:
+        """Connects to the workers. Raises SettingsError or WorkerError."""
+        self._stack = ExitStack()
+        self._fleet = await asyncio.to_thread(self._stack.enter_context, openenv_fleet(self.config.taskset.overrides))
+
+    async def stop(self) -> None:
+        await asyncio.to_thread(self._stack.close)
+
+    async def setup(self, agents: vf.Agents) -> None:
+        agents.agent.harness.fleet = self._fleet

@@ -155,6 +155,11 @@ class Stream:
                 self._by_name.pop(name, None)
 
     @property
+    def asked(self) -> dict[str, Ticket]:
+        """The keys that were asked for and not acknowledged, unless they were lost."""
+        return self._log.tickets()
+
+    @property
     def missing(self) -> int:
         return len(self._open)
 
@@ -163,9 +168,8 @@ class Stream:
         return Round(self._page), self._delivered, self._delivered + len(self._open)
 
     def over(self, key: Key, outcome: Trajectory | Lost | DigirlDistError) -> None:
-        if isinstance(outcome, DigirlDistError):
-            outcome = Lost("infrastructure", str(outcome))
-        self._deliver(key, outcome, asked_again=False)
+        ended = Lost("infrastructure", str(outcome)) if isinstance(outcome, DigirlDistError) else outcome
+        self._deliver(key, ended, asked_again=False)
 
     def broke(self, kind: LossKind, error: BaseException) -> None:
         """Those with a key can be asked for again, also in another process. What has landed becomes files."""

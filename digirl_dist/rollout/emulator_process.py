@@ -88,7 +88,7 @@ def plain(answer: Observation | Transition) -> tuple[Any, ...]:
         ends = bool(answer.terminated), bool(answer.truncated), bool(answer.success)
         return *plain(answer.observation), float(answer.reward), *ends, [dict(goal) for goal in answer.achieved]
     vector = None if answer.vector is None else np.asarray(answer.vector, np.float32).tobytes()
-    return _whole(answer.text), answer.image, vector
+    return _whole(answer.text), answer.image, vector, tuple(answer.earlier)
 
 
 def _whole(text: Any) -> Any:
@@ -104,8 +104,8 @@ def _whole(text: Any) -> Any:
 
 def restored(values: tuple[Any, ...]) -> Observation | Transition:
     """Returns what ``plain`` was given."""
-    text, image, vector, *rest = values
-    seen = Observation(text, image, None if vector is None else np.frombuffer(bytearray(vector), np.float32))
+    text, image, vector, earlier, *rest = values
+    seen = Observation(text, image, None if vector is None else np.frombuffer(bytearray(vector), np.float32), earlier)
     return Transition(seen, *rest) if rest else seen
 
 

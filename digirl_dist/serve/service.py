@@ -120,6 +120,9 @@ class Service:
         self._rollouts: dict[str, Rollout] = {}
         """Those that are under way."""
         self._over: queue.SimpleQueue[Rollout | None] = queue.SimpleQueue()
+        self.journal.ask(  # what a server that was killed noted in the fleet's file alone
+            {key: Entry(one.task, one.seed) for key, one in fleet.asked().items() if self.journal.get(key) is None}
+        )
         threading.Thread(target=self._note, name="journal", daemon=True).start()
         for key, entry in self.journal.running().items():
             limit_s = math.inf if entry.deadline_s is None else entry.deadline_s
@@ -216,8 +219,12 @@ class Service:
         return self._disk or self._machines
 
     def status(self) -> dict[str, Json]:
-        counts = {"rollouts": len(self.journal), "running": len(self._rollouts), "cursor": self.journal.newest}
-        return {**counts, "workers": self.fleet.status()}
+        return {
+            "rollouts": len(self.journal),
+            "running": len(self._rollouts),
+            "cursor": self.journal.newest,
+            "workers": self.fleet.status(),
+        }
 
     def _note(self) -> None:
         """Writes down what is over, all that came meanwhile at once; while the disk is full, it tries again."""
@@ -262,8 +269,9 @@ class Service:
 def _changed(acts: Endpoint, given: NewPolicy) -> Endpoint:
     if given.folder is not None or given.weights is not None:
         raise Refusal(400, "an endpoint acts, whose weights are its server's: name a model, sampling or a version")
-    sampling = acts.sampling if given.sampling is None else given.sampling
-    return dataclasses.replace(acts, model=given.model or acts.model, sampling=sampling)
+    return dataclasses.replace(
+        acts, model=given.model or acts.model, sampling=acts.sampling if given.sampling is None else given.sampling
+    )
 
 
 def as_json(episode: Episode) -> dict[str, Json]:

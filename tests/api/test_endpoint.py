@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import json
 import math
 import re
 import threading
 from array import array
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
+from dataclasses import fields, replace
 from http.server import BaseHTTPRequestHandler
 from pathlib import Path
 from typing import Any
@@ -19,6 +20,8 @@ from small_run import episode as made
 from test_run import ROOT
 
 from digirl_dist import Endpoint, Fleet, Run, Task
+from digirl_dist.agent.answers import Coordinates
+from digirl_dist.agent.plugins.endpoint import EndpointSettings
 from digirl_dist.api.episodes import Episode
 from digirl_dist.collect.leases import Lost
 from digirl_dist.emulator.episode_limits import check_step
@@ -88,6 +91,28 @@ def test_weights_that_change_within_an_episode_are_told_by_its_steps(served: Ser
     assert [request["model"] for request in served.requests] == ["m", "m", "n", "n"]
 
 
+def test_places_are_asked_for_and_read_in_the_units_of_the_model(served: Served) -> None:
+    served.then = answers_with('{"type": "tap", "x": 500, "y": 250}', [])
+    with Fleet.inline(bsize=1, emulator="phone", max_steps=2) as fleet:
+        act = Endpoint(served.url, "m", coordinates="thousandths", screenshots=2)
+        episode = fleet.submit(fleet.tasks[0], act=act).result(90)
+    assert isinstance(episode, Episode)
+    taps = [{name: step.action[name] for name in ("type", "x", "y")} for step in episode.steps]
+    assert taps == [{"type": "tap", "x": 0.5, "y": 0.25}] * 2
+    chats = [json.dumps(request["messages"]) for request in served.requests]
+    assert "1000" in chats[0] and [chat.count("data:image") for chat in chats] == [1, 2]
+
+
+@pytest.mark.component
+def test_each_setting_of_an_agent_that_is_an_endpoint_is_the_endpoints() -> None:
+    words = {"model": "m", "base_url": "http://127.0.0.1:1/v1", "system": "s", "key_variable": "K", "seed": False}
+    numbers = {"answer_s": 1.0, "outage_s": 2.0, "requests_per_minute": 3.0, "previous_actions": 4, "screenshots": 5}
+    asked = EndpointSettings(**words, **numbers, coordinates=Coordinates.pixels, labels=True, request={"top_k": 6})
+    defaults = {each.name: each.default for each in fields(asked) if each.name not in ("name", "request")}
+    assert not [name for name, default in defaults.items() if getattr(asked, name) == default]
+    assert replace(Endpoint.of(asked).settings, request=asked.request) == asked
+
+
 @pytest.fixture
 def fleet(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Fleet]:
     monkeypatch.chdir(ROOT / "tests")
@@ -142,7 +167,11 @@ def test_what_fails_is_a_loss_to_the_agent_and_no_reward_of_0(
 @pytest.mark.component
 @pytest.mark.parametrize(
     ("wrong", "said"),
-    [({"url": "localhost"}, r"Endpoint\(url=…\) is no plain address"), ({"at_once": 0}, "at_once=0")],
+    [
+        ({"url": "localhost"}, r"Endpoint\(url=…\) is no plain address"),
+        ({"at_once": 0}, "at_once=0"),
+        ({"coordinates": "inches"}, "coordinates must be .*, not 'inches'"),
+    ],
 )
 def test_an_endpoint_that_cannot_be_is_refused_at_once(wrong: dict[str, Any], said: str) -> None:
     with pytest.raises(SettingsError, match=said):

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import ast
 import asyncio
 import itertools
 import json
+import runpy
 import signal
 import subprocess
 import sys
@@ -12,6 +14,7 @@ import threading
 from collections import Counter as Tally
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 import pytest
@@ -208,3 +211,38 @@ def test_over_ssh_a_killed_worker_costs_no_rollout_and_none_comes_twice(tmp_path
     lines = [json.loads(line) for line in (tmp_path / "kept" / "events.jsonl").read_text().splitlines()]
     assert any(line["event"] == "worker_lost" for line in lines), Tally(line["event"] for line in lines)
     assert len(Run(tmp_path / "kept").episodes()) == 24
+
+
+class Watched(Fleet):
+    """Notes the groups of its streams, and loses a worker in the middle of them."""
+
+    def stream(self, *tasks: Any, **how: Any) -> Iterator[Any]:
+        self.groups: list[Any] = []
+        for group in super().stream(*tasks, **how):
+            self.groups.append(group)
+            if len(self.groups) == 100:
+                kill_a_worker_program(str(self.folder))
+            yield group
+
+
+@pytest.mark.nightly
+@pytest.mark.timeout(1800)
+def test_thirty_lines_of_somebodys_torch_learn_the_demo_phone_from_two_workers_of_which_one_is_killed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    example = ROOT / "examples" / "reinforce.py"
+    text = example.read_text()
+    lines = text.splitlines()[ast.parse(text).body[0].end_lineno :]
+    assert len([line for line in lines if line.strip()]) <= 30
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("digirl_dist.Fleet", Watched)
+    ran = runpy.run_path(str(example))
+    groups = ran["fleet"].groups
+    returns = [[episode.reward for episode in group] for group in groups]
+    assert fmean(itertools.chain.from_iterable(returns[-60:])) >= 0.9, returns
+    assert len(groups) == 32 * len(ran["fleet"].tasks)
+    assert all(len(group) == 8 and not group.missing for group in groups)
+    kept = tmp_path / "rollouts" / "reinforce"
+    assert events(kept, "worker_lost")
+    had = Tally(episode.episode_id for group in groups for episode in group)
+    assert had == Tally(episode.episode_id for episode in Run(kept).episodes()) and set(had.values()) == {1}

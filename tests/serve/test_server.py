@@ -23,6 +23,7 @@ from safetensors.torch import load_file, save_file
 from digirl_dist import Run
 from digirl_dist.cli.main import main
 from digirl_dist.serve import door, server
+from digirl_dist.storage.json_lines import DurableMap
 
 pytestmark = [pytest.mark.system, pytest.mark.timeout(400), pytest.mark.long_file(90)]
 
@@ -272,6 +273,25 @@ def test_killed_servers_forget_nothing_and_the_order_goes_on(tmp_path: Path) -> 
         assert {episode(again, one["key"])["episode_id"] for one in seen} == {one["episode_id"] for one in seen}
         assert {one["policy_version"] for one in seen} == {0}, "who acted last goes on, under its version"
     assert len(Run(folder).episodes()) == 24
+
+
+def test_a_key_whose_server_died_before_it_answered_is_there_and_can_be_acknowledged(tmp_path: Path) -> None:
+    folder = tmp_path / "kept"
+    with served(folder) as here:
+        here.ask("told")
+        before = here.over(0, 1)
+        kept = (folder / "serve.jsonl").read_bytes()
+        here.ask("untold")
+        here.kill()
+    (folder / "serve.jsonl").write_bytes(kept)  # killed between both files
+    with served(folder) as again:
+        assert again.over(0, 1) == before
+        (found,) = again.landed(before[0]["cursor"], "untold")
+        assert found["state"] == "landed" and episode(again, "untold")["steps"]
+        answer = again.owner.post("/acknowledge", json={"keys": ["told", "untold"]})
+        assert answered(answer) == {"acknowledged": 2}
+    assert not {*DurableMap(folder / "rollouts.jsonl").values, *DurableMap(folder / "serve.jsonl").values} - {""}
+    assert len(Run(folder).episodes()) == 2
 
 
 def test_a_socket_is_for_its_user_alone(tmp_path: Path) -> None:
