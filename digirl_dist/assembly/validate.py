@@ -182,12 +182,12 @@ def _refuse_modes(settings: Settings) -> None:
     if mode is not TrainMode.online:
         if not settings.offline.data:
             raise SettingsError(f"train_mode={mode.value} needs offline.data=[FOLDER]")
-        from digirl_dist.storage.datasets import refuse_unreadable
-
-        refuse_unreadable(settings.offline.data)
         if algorithm.learns_from.on_policy:
             name = _algorithm(settings)
             raise SettingsError(f"{name} learns from the newest policies alone; use train_mode=online, or digirl")
+        from digirl_dist.storage.datasets import refuse_unreadable
+
+        refuse_unreadable(settings.offline.data)
     size = algorithm.episodes_per_start
     if settings.rollout_size % size and settings.task_mode is not TaskMode.evaluate:  # which has no groups
         own = settings.algorithm.entry_point
