@@ -132,9 +132,10 @@ def _plain(decision: Any, name: str) -> Decision | NoDecision:
         written, read = (tuple(array("i", tokens)) for tokens in (decision.tokens, decision.prompt_tokens))
         return Decision(action, float(decision.log_prob), tuple(map(float, decision.token_log_probs)), written, read)
     except (TypeError, ValueError, OverflowError) as error:
-        of_tokens = f"token_log_probs {decision.token_log_probs!r:.100}, and tokens {decision.tokens!r:.100}"
-        said = f"log_prob is {decision.log_prob!r:.100}, {of_tokens}"
-        raise AgentError(f"{name} returned a Decision whose {said}") from error
+        raise AgentError(
+            f"{name} returned a Decision whose log_prob is {decision.log_prob!r:.100}, "
+            f"token_log_probs {decision.token_log_probs!r:.100}, and tokens {decision.tokens!r:.100}"
+        ) from error
 
 
 def _learnable(agent: Agent, method: str, returned: Any, shape: tuple[int, ...]) -> torch.Tensor:
@@ -150,8 +151,9 @@ def _shaped(agent: Agent, method: str, found: Any, shape: tuple[int, ...]) -> to
     import torch
 
     if not isinstance(found, torch.Tensor) or tuple(found.shape) != shape:
-        name = f"{type(agent).__name__}.{method}"
-        raise TrainingError(f"{name} returned {_described(found)}, not a tensor of shape {list(shape)}")
+        raise TrainingError(
+            f"{type(agent).__name__}.{method} returned {_described(found)}, not a tensor of shape {list(shape)}"
+        )
     return found
 
 

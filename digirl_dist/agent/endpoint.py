@@ -93,8 +93,9 @@ class EndpointAgent(ActsAlone):
         try:
             action = self._read(answer.text) if self._read else self._device_action(answer.text, seen)
         except Exception as error:  # not blamed on a line of code: the model may have written anything
-            why = f"{type(error).__name__}: {in_short(error, _SHOWN)}"
-            raise AgentError(f"Endpoint.read cannot read {answer.text[:_SHOWN]!r}: {why}") from error
+            raise AgentError(
+                f"Endpoint.read cannot read {answer.text[:_SHOWN]!r}: {type(error).__name__}: {in_short(error, _SHOWN)}"
+            ) from error
         told = answer.sampled or Sampled([], [], None)
         return Decision(action, answer.log_prob, told.log_probs, told.tokens, told.prompt or ())
 

@@ -95,8 +95,10 @@ class Episodes(Sequence[Episode]):
         """
         given = np.asarray(places)
         if given.ndim != 1 or (given.size and given.dtype.kind not in "biu"):
-            wanted = "a list of numbers or a mask, as episodes.to_pandas().query('success').index"
-            raise TypeError(f"places must be {wanted}, not {places!r:.80}")
+            raise TypeError(
+                "places must be a list of numbers or a mask, as episodes.to_pandas().query('success').index, "
+                f"not {places!r:.80}"
+            )
         if given.dtype == bool and given.shape != (len(self),):
             raise IndexError(f"the mask has {len(given)} values for {len(self)} episodes")
         if given.size and given.dtype != bool and not 0 <= int(given.min()) <= int(given.max()) < len(self):

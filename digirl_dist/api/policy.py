@@ -102,8 +102,10 @@ class Policy:
         """Returns the policy of an exported folder or a checkpoint's folder. Raises as ``load``."""
         path = arguments.folder("folder", folder)
         if not (path / "manifest.json").exists():
-            remedy = f"name an export's folder or a checkpoint's; Run({str(path)!r}).policy() takes that of a run"
-            raise CheckpointError(f"{path} holds no policy -> {remedy}")
+            raise CheckpointError(
+                f"{path} holds no policy -> "
+                f"name an export's or RUN/checkpoints/NUMBER; Run({str(path)!r}).policy() takes that of a run"
+            )
         return cls.load(read_checkpoint(path), trust)
 
     def act(self, observation: Observation, seed: int | None = None) -> Decision:

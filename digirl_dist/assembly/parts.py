@@ -86,8 +86,9 @@ def refuse_unstorable(tasks: Sequence[Task]) -> None:
             f"{task.id:s}{task.instruction:s}".encode()
             json.dumps(task.params, allow_nan=False)
         except (TypeError, ValueError, RecursionError) as error:
-            told = "id and instruction are text, params a JSON object"
-            raise SettingsError(f"{task!r:.200} cannot be stored ({error}): {told}") from error
+            raise SettingsError(
+                f"{task!r:.200} cannot be stored ({error}): id and instruction are text, params a JSON object"
+            ) from error
 
 
 def _refuse_misfit(settings: Settings, emulator: EmulatorSettings, spec: EmulatorSpec) -> None:

@@ -43,6 +43,7 @@ from digirl_dist.settings.run import needs_emulators, only_measures
 from digirl_dist.settings.unread import refuse_unread
 from digirl_dist.storage.checkpoint import Checkpoints
 from digirl_dist.storage.provenance import measured, refuse_changes, refuse_other_measurement
+from digirl_dist.storage.run_folder import runs_in
 from digirl_dist.storage.start import start_of
 from digirl_dist.user_code.entry_point import load_entry_point
 
@@ -158,9 +159,12 @@ def _refuse_launch(settings: Settings, rank: Rank | None) -> None:
 
 
 def _refuse_resume(settings: Settings) -> None:
-    """What would make the run that is in the run folder another one."""
+    """What would make the run that is in the run folder another one, and a folder of runs."""
+    root = run_root(settings)
+    if not (root / "config.yaml").exists() and (runs := runs_in(root)):
+        raise SettingsError(f"save_path={root} is a folder of runs, as {runs[0].name}: name another one in it")
     if not (only_measures(settings) or _is_new(settings)):
-        refuse_changes(run_root(settings), as_mapping(settings))
+        refuse_changes(root, as_mapping(settings))
 
 
 def _refuse_learning(settings: Settings) -> None:
@@ -181,11 +185,17 @@ def _refuse_modes(settings: Settings) -> None:
         if algorithm.learns_from.on_policy:
             name = _algorithm(settings)
             raise SettingsError(f"{name} learns from the newest policies alone; use train_mode=online, or digirl")
+        from digirl_dist.storage.datasets import refuse_unreadable
+
+        refuse_unreadable(settings.offline.data)
     size = algorithm.episodes_per_start
     if settings.rollout_size % size and settings.task_mode is not TaskMode.evaluate:  # which has no groups
         own = settings.algorithm.entry_point
         key = f"{own}'s group_size" if own else f"algorithm.{settings.train_algorithm}.group_size"
-        raise SettingsError(f"rollout_size={settings.rollout_size} is no multiple of {key}={size}")
+        raise SettingsError(
+            f"rollout_size={settings.rollout_size} is no multiple of {key}={size}, as "
+            f"{settings.rollout_size // size * size or size} is"
+        )
     collects = mode is not TrainMode.offline and not only_measures(settings)
     if collects and settings.rollout_size > settings.trainer.replay_size:
         raise SettingsError(

@@ -97,7 +97,7 @@ def key_of(settings: ChatSettings, group: str) -> str:
     if not re.fullmatch(r"[A-Z_][A-Z0-9_]*", variable):
         raise SettingsError(f"{group}.key_variable must be the NAME of an environment variable, such as OPENAI_API_KEY")
     if not os.environ.get(variable):
-        raise SettingsError(f"the {group} needs a key: export {variable}=… , or set {group}.key_variable")
+        raise SettingsError(f"the {group} needs a key: export {variable} with it, or set {group}.key_variable")
     hide([os.environ[variable]])
     return os.environ[variable]
 

@@ -193,6 +193,8 @@ def _plan(options: argparse.Namespace) -> int:
     with shown("read the configuration", sys.stderr) as progress:
         from digirl_dist.plan.forecast import forecast, variants
 
+        if (named := options.overrides[:1]) and "=" not in named[0] and expanded(named[0]).is_dir():
+            raise SettingsError(f"{named[0]} is a folder: `--run {named[0]}` takes the figures of a run")
         fleets = None if options.fleet is None else _numbers(options.fleet)
         settings = settings_of(options)
         at_hand = _workers_of(settings)

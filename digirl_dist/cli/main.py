@@ -40,8 +40,9 @@ COMMANDS = dict(sorted({**train.COMMANDS, **look.COMMANDS, **_COMPLETION}.items(
 _OTHERS = {
     **dict.fromkeys(("train", "start", "launch", "resume", "continue"), "run"),
     **dict.fromkeys(("test", "evaluate", "measure"), "eval"),
-    **dict.fromkeys(("show", "ui", "web", "open", "viewer", "dashboard"), "view"),
+    **dict.fromkeys(("show", "ui", "web", "open", "viewer", "dashboard", "list", "ls", "replay", "reproduce"), "view"),
     **dict.fromkeys(("status", "logs", "ps", "debug"), "why"),
+    **dict.fromkeys(("-v", "-V"), "--version"),
     "install": "setup",
     "check": "doctor",
     "new": "init",

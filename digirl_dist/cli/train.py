@@ -146,10 +146,11 @@ def _doctor(options: argparse.Namespace) -> int:
 def _doctor_of_tasks(options: argparse.Namespace) -> int:
     episodes = 4 if options.episodes is None else options.episodes
     if options.try_emulators or not 1 <= episodes <= _MOST_EPISODES:
-        wrong = (
-            "--try is for workers" if options.try_emulators else f"--episodes {episodes} is not 1 to {_MOST_EPISODES}"
+        raise SettingsError(
+            "--try is for workers: with --tasks, leave it out"
+            if options.try_emulators
+            else f"--episodes {episodes} must be from 1 to {_MOST_EPISODES}"
         )
-        raise SettingsError(f"{wrong}: with --tasks, leave it out")
     end_by_signals_as_by_ctrl_c()
     with shown("read the configuration", sys.stderr) as progress:
         settings = settings_of(options)
@@ -344,19 +345,22 @@ def _server(options: argparse.Namespace, stack: ExitStack) -> tuple[Server, Path
     with extra_needed("digirl-dist serve", "Starlette and uvicorn", "serve"), interruptions_wait():
         from digirl_dist.api.fleet import Fleet
         from digirl_dist.api.policy import Policy
-        from digirl_dist.serve.server import Server, token_in
+        from digirl_dist.serve.server import Server, listen, token_in
         from digirl_dist.serve.service import Service
     source = Source(options.config_path, options.config_name, ("save_path=runs/serve", *options.overrides))
+    at = options.socket or (options.address, options.port or 0)
+    named = options.policy and Policy.from_folder(options.policy, options.trust)
+    try:
+        listening = stack.enter_context(listen(at))
+    except (OSError, OverflowError) as error:
+        where = f"--socket {at}" if options.socket else f"--address {at[0]} --port {at[1]}"
+        raise SettingsError(f"{where} cannot be listened on: {error}; name another") from error
     fleet = stack.enter_context(Fleet.configured(source))
     file = options.token or fleet.folder / "serve.token"
     token = token_in(file)
-    named = options.policy and Policy.from_folder(options.policy, options.trust)
     service = Service(fleet, named or fleet.starting_policy(options.trust), options.trust)
     stack.callback(service.close)
-    try:
-        return Server(service, token, options.socket or (options.address, options.port or 0)), file
-    except (OSError, OverflowError) as error:
-        raise SettingsError(f"{options.socket or options.address} cannot be listened on: {error}") from error
+    return Server(service, token, at, listening), file
 
 
 def _add_evaluation(parser: argparse.ArgumentParser) -> None:

@@ -138,8 +138,11 @@ def _line(channel: Channel, limit_s: float) -> str:
     try:
         return channel.readline(limit_s).decode(errors="replace").rstrip("\n")
     except SilentError as error:
-        reason = f"a step of the setup did not end within {limit_s:g} s"
-        raise InstallError(channel.worker, reason, "raise install.limit_s, or look what hangs there") from error
+        raise InstallError(
+            channel.worker,
+            f"a step of the setup did not end within {limit_s:g} s",
+            "raise install.limit_s, or look what hangs there",
+        ) from error
 
 
 def _install(preparation: Preparation, connection: Connection, tell: Tell) -> None:

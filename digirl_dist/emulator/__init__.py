@@ -105,8 +105,9 @@ class BoxActions:
         """Raises ActionError for an action outside the space."""
         size = len(self.low)
         if not isinstance(action, list) or len(action) != size or not all(map(_is_number, action)):
-            wanted = f"a list of {size} numbers within ±{LARGEST_NUMBER:g}"
-            raise ActionError(f"{action!r:.200} is not an action: expected {wanted}")
+            raise ActionError(
+                f"{action!r:.200} is not an action: expected a list of {size} numbers within ±{LARGEST_NUMBER:g}"
+            )
 
 
 def _is_number(value: Json) -> bool:

@@ -202,8 +202,9 @@ def _opened(image: bytes, size: tuple[int, int] | None) -> Iterator[Image]:
         with Image.open(io.BytesIO(image), formats=("PNG", "JPEG")) as picture:
             width, height = picture.size
             if size is not None and min(size) > 0 and (height, width) != tuple(size):
-                told = f"{size[0]} x {size[1]}"
-                raise TrajectoryError(f"an image of {height} x {width} pixels; the emulator's spec says {told}")
+                raise TrajectoryError(
+                    f"an image of {height} x {width} pixels; the emulator's spec says {size[0]} x {size[1]}"
+                )
             if width * height > MOST_PIXELS:  # this decoder found another header than episode_limits
                 raise TrajectoryError(f"an image of {height} x {width} pixels; at most {MOST_PIXELS} are allowed")
             if picture.format == "JPEG" and (scans := image.count(_JPEG_SCAN)) > _MOST_SCANS:

@@ -100,8 +100,9 @@ def check_vector(vector: np.ndarray | None) -> None:
     if not math.isfinite(largest):
         raise TrajectoryError("the vector of the observation has NaN or infinite numbers")
     if largest > LARGEST_NUMBER:
-        reason = f"a vector with the number {largest:g}; at most {LARGEST_NUMBER:g} is allowed"
-        raise TrajectoryError(f"{reason}: scale it, or leave it out")
+        raise TrajectoryError(
+            f"a vector with the number {largest:g}; at most {LARGEST_NUMBER:g} is allowed: scale it, or leave it out"
+        )
 
 
 def check_step(step: Step) -> None:
@@ -112,8 +113,9 @@ def check_step(step: Step) -> None:
         raise TrajectoryError(f"the reward is {step.reward:g}; at most {LARGEST_REWARD:g} is allowed: scale it")
     lowest = LOWEST_LOG_PROB * max(1, len(step.token_log_probs))
     if not math.isnan(step.log_prob) and not lowest <= step.log_prob <= HIGHEST_LOG_DENSITY:
-        allowed = f"{lowest:g} to {HIGHEST_LOG_DENSITY:g}"
-        raise TrajectoryError(f"the log-probability of the action is {step.log_prob:g}; {allowed} is allowed")
+        raise TrajectoryError(
+            f"the log-probability of the action is {step.log_prob:g}; {lowest:g} to {HIGHEST_LOG_DENSITY:g} is allowed"
+        )
     if len(step.token_log_probs) or len(step.tokens):
         _check_tokens(step)
 
@@ -123,8 +125,10 @@ def _check_tokens(step: Step) -> None:
     tokens = step.action.get("tokens") if isinstance(step.action, dict) else None
     count = len(step.tokens) or (len(tokens) if isinstance(tokens, list) else 0)
     if not len(step.token_log_probs) == count <= MOST_TOKENS:
-        said = f"{len(step.token_log_probs)} log-probabilities of tokens for {count} tokens"
-        raise TrajectoryError(f"{said}; there must be one each, and at most {MOST_TOKENS}")
+        raise TrajectoryError(
+            f"{len(step.token_log_probs)} log-probabilities of tokens for {count} tokens; "
+            f"there must be one each, and at most {MOST_TOKENS}"
+        )
     if min([*step.tokens, *step.prompt_tokens], default=0) < 0:
         raise TrajectoryError("the id of a token is negative")
     of_tokens = np.asarray(step.token_log_probs, np.float64)
@@ -144,8 +148,10 @@ def check_sums(episode: Trajectory, screens: Mapping[bytes, int]) -> None:
         raise TrajectoryError(f"rewards of {rewards:g} in sum; at most {LARGEST_REWARD:g} is allowed: scale them")
     found, most = sum(screens.values()), MOST_PIXELS_OF_EPISODE + _PIXELS_OF_BYTE * sum(map(len, screens))
     if found > most:
-        reason = f"{len(screens)} screenshots of {found} pixels in sum; at most {most} are allowed"
-        raise TrajectoryError(f"{reason}: show smaller ones, or set max_steps")
+        raise TrajectoryError(
+            f"{len(screens)} screenshots of {found} pixels in sum; at most {most} are allowed: "
+            "show smaller ones, or set max_steps"
+        )
 
 
 def most_memory(size: int) -> int:
@@ -163,8 +169,10 @@ def pixels(image: bytes) -> int:
     if area > MOST_PIXELS:
         raise TrajectoryError(f"an image of {height} x {width} pixels; at most {MOST_PIXELS} are allowed")
     if metadata > _MOST_METADATA:
-        reason = f"an image with {metadata} bytes that are no pixels; at most {_MOST_METADATA} are allowed"
-        raise TrajectoryError(f"{reason}: encode it without metadata")
+        raise TrajectoryError(
+            f"an image with {metadata} bytes that are no pixels; at most {_MOST_METADATA} are allowed: "
+            "encode it without metadata"
+        )
     if len(image) > _BYTES_OF_PIXEL * area + _MOST_METADATA:
         raise TrajectoryError(f"an image of {height} x {width} pixels in {len(image)} bytes, more than pixels can take")
     return area

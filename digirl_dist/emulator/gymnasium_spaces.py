@@ -154,8 +154,11 @@ class Senses:
         low, high = _bounds(space) or (0.0, 255.0)
         beyond = _SLACK * (high - low) if np.issubdtype(array.dtype, np.floating) else 0.0
         if array.min() < low - beyond or array.max() > high + beyond:
-            values = f"{array.min():g} to {array.max():g}"
-            raise self._wrong(key, f"has values from {values}, and its space says {low:g} to {high:g}; {_CORRECT}")
+            raise self._wrong(
+                key,
+                f"has values from {array.min():g} to {array.max():g}, and its space says {low:g} to {high:g}; "
+                f"{_CORRECT}",
+            )
         if space.dtype == np.uint8 and not np.array_equal(array, np.rint(array)):
             raise self._wrong(
                 key, f"has fractions, and its space says whole numbers from {low:g} to {high:g}; {_CORRECT}"

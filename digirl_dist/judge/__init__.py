@@ -69,8 +69,9 @@ class PredicateJudge:
         except RAISED as error:
             raise JudgeError(f"{place}: {described(error)}") from error
         if not isinstance(score, bool | np.bool_ | int | float | np.floating) or not 0 <= score <= 1:
-            wanted = "neither True nor False nor a number from 0 to 1"
-            raise JudgeError(f"{place}: it returned {score!r:.200}, which is {wanted}")
+            raise JudgeError(
+                f"{place}: it returned {score!r:.200}, which is neither True nor False nor a number from 0 to 1"
+            )
         return Verdict(float(score))
 
     def take_figures(self) -> dict[str, float]:

@@ -197,7 +197,8 @@ class ModelJudge:
             answer = self._server.ask(chat, away)
         except ChatError as error:
             joint = ";" if isinstance(error, ChatRefused) else " ->"  # a refusal has its remedy already
-            safe = "the episodes are safe, the same command resumes from here"
-            raise JudgeError(f"the judge {error}{joint} {safe}") from None
+            raise JudgeError(
+                f"the judge {error}{joint} the episodes are safe, the same command resumes from here"
+            ) from None
         self._count(judge_requests=1, judge_tokens_in=answer.tokens_in, judge_tokens_out=answer.tokens_out)
         return answer

@@ -74,8 +74,9 @@ def stated(words: Sequence[str], measured: Figures | None = None) -> Figures:
             said[name] = math.nan
         most = _MOST.get(name, 1e9)
         if not 0 <= said[name] < most or (name.endswith("mb_s") and not said[name]):
-            bounds = f"of at least 0 and below {most:g}, and above 0 for a link"
-            raise SettingsError(f"--figure {word}: must be a number {bounds}")
+            raise SettingsError(
+                f"--figure {word}: must be a number of at least 0 and below {most:g}, and above 0 for a link"
+            )
     if measured is not None:
         return _timed(replace(measured, **said))
     if missing := [name for name in ("reset_s", "step_s", "steps") if name not in said]:
@@ -117,8 +118,9 @@ def of_run(folder: Path) -> Figures:
         if not all(math.isfinite(getattr(found, each.name)) for each in fields(found)):
             raise ValueError("it has figures that are not finite")
     except (ArithmeticError, AttributeError, KeyError, TypeError, ValueError) as error:
-        reason = f"{type(error).__name__}: {str(error)[:100]}"
-        raise RunFolderError(f"{root}/metrics.jsonl or events.jsonl is damaged ({reason}); restore it") from error
+        raise RunFolderError(
+            f"{root}/metrics.jsonl or events.jsonl is damaged ({type(error).__name__}: {str(error)[:100]}); restore it"
+        ) from error
     return found
 
 

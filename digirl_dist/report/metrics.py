@@ -286,5 +286,6 @@ def _iteration(line: bytes, place: str) -> int:
     try:
         return _HEADS.decode(line).iteration
     except msgspec.MsgspecError as error:
-        reason = f"{place} has no figures of an iteration; restore the file, or remove that line"
-        raise RunFolderError(reason) from error
+        raise RunFolderError(
+            f"{place} has no figures of an iteration; restore the file, or remove that line"
+        ) from error

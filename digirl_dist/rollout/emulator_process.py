@@ -246,8 +246,9 @@ def _fitting(answer: Any, kind: type, asked: str, emulator: Any) -> Any:
 
     seen = getattr(answer, "observation", answer)
     if not isinstance(answer, kind) or not isinstance(seen, Observation):
-        name = f"{type(emulator).__name__}.{asked}"
-        raise EmulatorError(f"{name} returned {answer!r:.100}, not digirl_dist.trajectory.{kind.__name__}")
+        raise EmulatorError(
+            f"{type(emulator).__name__}.{asked} returned {answer!r:.100}, not digirl_dist.trajectory.{kind.__name__}"
+        )
     spec: EmulatorSpec | None = getattr(emulator, "spec", None)
     size = 0 if seen.vector is None else np.size(seen.vector)
     if spec and spec.vector_size and size != spec.vector_size:

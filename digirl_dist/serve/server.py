@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import os
 import secrets
+import socket
 import stat
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
@@ -231,11 +232,13 @@ async def _few_threads(_: Starlette) -> AsyncIterator[None]:
 class Server(Closeable):
     """Serves a fleet's rollouts on a port or a Unix socket until it is closed."""
 
-    def __init__(self, service: Service, token: str, at: Path | tuple[str, int]) -> None:
-        """``at``: the path of a Unix socket, or address and port (0: a free one). Raises OSError, SettingsError."""
+    def __init__(
+        self, service: Service, token: str, at: Path | tuple[str, int], listening: socket.socket | None = None
+    ) -> None:
+        """``listening`` may be the socket of ``at``. Raises as ``listen``."""
         self._service = service
         self._path = at if isinstance(at, Path) else None
-        self._socket = door.on_path(at) if isinstance(at, Path) else door.on_port(*at)
+        self._socket = listening or listen(at)
         names = door.LOOPBACK if isinstance(at, Path) else (*door.LOOPBACK, at[0].lower())
         entrance = door.Door()
         self._server = door.server(application(service, token, names, entrance), entrance)
@@ -260,6 +263,11 @@ class Server(Closeable):
     def close(self) -> None:
         self._service.close()
         self._server.should_exit = True
+
+
+def listen(at: Path | tuple[str, int]) -> socket.socket:
+    """``at``: the path of a Unix socket, or address and port (0: a free one). Raises OSError, SettingsError."""
+    return door.on_path(at) if isinstance(at, Path) else door.on_port(*at)
 
 
 def token_in(file: Path) -> str:

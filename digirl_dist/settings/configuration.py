@@ -31,7 +31,7 @@ from digirl_dist.settings.key_places import options_of_groups
 from digirl_dist.settings.keys import is_below, key_of, quoted, types_of
 from digirl_dist.settings.places import find_folder, own_folder
 from digirl_dist.settings.ranges import shown
-from digirl_dist.settings.safe_yaml import refuse_excess_in_files
+from digirl_dist.settings.safe_yaml import read_yaml, refuse_excess_in_files
 from digirl_dist.settings.unread import refuse_unread_overrides
 
 _SEVERAL = re.compile(r"[^\[{('\",]*,")
@@ -119,15 +119,34 @@ def to_yaml(settings: Settings) -> str:
 
 
 def _compose(folder: Path, name: str, overrides: Sequence[str]) -> DictConfig:
-    folders = list(dict.fromkeys([folder, own_folder()]))
-    names = sorted({path.stem for each in folders for path in each.glob("*.yaml")})
+    names = _names(folder)
     if (stem := name.removesuffix(".yaml")) not in names:
         here = Path(f"{stem}.yaml")
         meant = f"add --config-path {here.parent} --config-name {here.stem}" if here.is_file() else nearest(stem, names)
         raise SettingsError(f"there is no {stem}.yaml in {folder}; {meant}")
     refuse_excess_in_files(folder)
+    _refuse_shapes(folder / f"{stem}.yaml")
     register_schemas()
     return composed_by_hydra(folder, name, overrides)
+
+
+def _names(folder: Path) -> list[str]:
+    """Returns what may be composed there."""
+    return sorted({path.stem for each in (folder, own_folder()) for path in each.glob("*.yaml")})
+
+
+def _refuse_shapes(file: Path) -> None:
+    """Raises SettingsError for what Hydra refuses in words of its own: text that is no YAML, a list, no list."""
+    content = read_yaml(file, named=True) if file.exists() else {}
+    if not isinstance(content, dict | None):
+        raise SettingsError(f"{file} must hold `key: value`, not {shown(content)}")
+    for key, value in (content or {}).items():
+        if isinstance(value, dict) and _is_list(key):
+            raise SettingsError(f"{key} in {file} must be a list, as `{key}: [a, b]`")
+
+
+def _is_list(key: str) -> bool:
+    return key == "worker_ips" or get_origin(types_of(Settings).get(key)) is list
 
 
 def composed_by_hydra(folder: Path, name: str, overrides: Sequence[str]) -> DictConfig:
@@ -138,11 +157,14 @@ def composed_by_hydra(folder: Path, name: str, overrides: Sequence[str]) -> Dict
             return compose(name.removesuffix(".yaml"), overrides=[_added(_with_homes(each)) for each in overrides])
     except OverrideParseException as error:
         given = str(error.override).removeprefix("++")
-        key = given.partition("=")[0]
-        advice = f"a value with blanks, quotes, brackets or commas needs quotes within the shell's: '{key}=\"...\"'"
-        raise SettingsError(f"{shown(given)} cannot be understood; {advice}") from error
+        key, _, value = given.partition("=")
+        form = '["...", "..."]' if value.startswith("[") else '"..."'
+        raise SettingsError(
+            f"{shown(given)} cannot be understood; "
+            f"a text with blanks, quotes, brackets or commas needs quotes within the shell's: '{key}={form}'"
+        ) from error
     except MissingConfigException as error:
-        raise SettingsError(_no_option(error)) from error
+        raise SettingsError(_no_option(error, folder)) from error
     except (HydraException, OmegaConfBaseException) as error:
         raise SettingsError(_first_line(error)) from error
     except (yaml.YAMLError, RecursionError) as error:
@@ -153,10 +175,10 @@ def composed_by_hydra(folder: Path, name: str, overrides: Sequence[str]) -> Dict
         raise SettingsError(f"{name} with {shown(' '.join(overrides))} cannot be read: {_first_line(error)}") from error
 
 
-def _no_option(error: MissingConfigException) -> str:
+def _no_option(error: MissingConfigException, folder: Path) -> str:
     group, _, name = str(error.missing_cfg_file).partition("/")
     if not name:
-        return _first_line(error)
+        return f"the defaults of a file name {group!r}, and there is no {group}.yaml; {nearest(group, _names(folder))}"
     known = [each for each in error.options or () if not each.endswith("_schema")]
     meant = instead_of(group, name) if group in options_of_groups() else ""
     return f"{group}: there is no {name!r:.80}; {meant or nearest(name, known)}"
@@ -205,11 +227,13 @@ def _refuse_odd(overrides: Sequence[str]) -> None:
             raise SettingsError(f"{shown(override)} chooses nothing: {meant}")
         if is_below(key, "hydra"):
             raise SettingsError(f"{key} is an option of Hydra's, which only reads the files here: leave it out")
-        if value.startswith("{") and (key == "worker_ips" or get_origin(types_of(Settings).get(key)) is list):
+        if value.startswith("{") and _is_list(key):
             raise SettingsError(f"{key} must be a list, as {key}=[{value}]")
         if _SEVERAL.match(value):
-            one = f"one run takes one of them: start one for each; a list is written {key}=[a,b]"
-            raise SettingsError(f"{shown(override)} gives several values; {one}")
+            raise SettingsError(
+                f"{shown(override)} gives several values; "
+                f"one run takes one of them: start one for each; a list is written {key}=[a,b]"
+            )
         if "=" not in override and not override.startswith("~"):
             stem = override.removesuffix(".yaml")
             named = stem != override or (own_folder() / f"{stem}.yaml").is_file()
@@ -230,7 +254,7 @@ def _with_homes(override: str) -> str:
     """Quotes paths that begin with ``~``: shells leave it in ``agent.model=~/x``, and Hydra's grammar lacks it."""
     if "'" in override or '"' in override:
         return override
-    return re.sub(r"([=\[,] *)(~[^,\]]*)", lambda found: found[1] + quoted(found[2]), override)
+    return re.sub(r"([=\[,:] *)(~[^,\]}]*)", lambda found: found[1] + quoted(found[2]), override)
 
 
 def _added(override: str) -> str:

@@ -11,7 +11,7 @@ from typing import Any, TypeVar, get_args, get_origin
 import msgspec
 
 from digirl_dist.errors import SettingsError
-from digirl_dist.plain_text import near, nearest, without_secrets_in
+from digirl_dist.plain_text import closest, near, nearest, without_secrets_in
 from digirl_dist.settings import Settings
 from digirl_dist.settings.digirl_keys import KEYS, became
 from digirl_dist.settings.hints import as_question, choice, instead_of, word_of_the_field
@@ -76,9 +76,12 @@ def nearest_key(name: str, known: Sequence[str], group: str | None = None) -> st
 
 def meant_key(name: str, value: Json, algorithm: str = "") -> str:
     """Suggests what an unknown top-level key may mean: a key of DigiRL's or another tool's, a choice, a near key."""
-    if name.partition(".")[0] in ALGORITHM.names():
+    first, *below = name.split(".")
+    if (spelled := (closest(first, list(types_of(Settings))), *below)) in (place for place, _ in all_keys() if below):
+        return as_question(".".join(spelled))
+    if first in ALGORITHM.names():
         return as_question(f"algorithm.{name}")
-    if word := word_of_the_field(name, algorithm or Settings().train_algorithm):
+    if word := word_of_the_field(name, algorithm or Settings().train_algorithm, value):
         return as_question(word)
     if meant := choice(value) if isinstance(value, str) else "":
         return f"did you mean {meant}?"
@@ -106,7 +109,7 @@ def _value(key: str, hint: Any, given: Json) -> Any:
             pass
     wanted = in_words(hint)
     quotes = "; on, off, yes and no need quotes in YAML" if isinstance(given, bool) and "text" in wanted else ""
-    meant = choice(given, unless=key) if isinstance(given, str) else ""
+    meant = choice(given, unless=key) if isinstance(given, str) and "number" not in wanted else ""
     hinted = f"; did you mean {meant}?" if meant else ""
     raise SettingsError(f"{key} must be {wanted}{_example(key, hint, given)}, not {shown(given)}{quotes}{hinted}")
 

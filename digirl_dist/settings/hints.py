@@ -96,10 +96,14 @@ _SHORT = 3
 _ENVIRONMENT = re.compile(r"(\w+/)?[\w-]+-v\d+")
 
 
-def word_of_the_field(name: str, algorithm: str) -> str:
-    """Returns the key that other tools call ``name``, of the ``algorithm`` in use; empty if none is known."""
+def word_of_the_field(name: str, algorithm: str, value: Json = "") -> str:
+    """Returns the key that other tools call ``name``, of the ``algorithm`` in use; empty if none is known.
+
+    A number of workers are those of a dry run.
+    """
     word = name.lower().replace("-", "_")
     key = next((key for key, words in _FIELD.items() if word in words), "")
+    key = "dry_run_workers" if key == "worker_ips" and str(value).isdigit() else key
     block = settings_classes(ALGORITHM).get(algorithm)
     actor = ".actor" if block is not None and "actor" in types_of(block) else ""
     return key.format(actor=f"algorithm.{algorithm}{actor}")
@@ -145,7 +149,7 @@ def own_class(group: str, value: str) -> str:
 def flag(word: str, following: str, options: Sequence[str]) -> str:
     """Says what a flag may mean that a command with other ``options`` does not have; ``following`` may be its value."""
     name, sign, value = word.lstrip("-").partition("=")
-    name, known = name.replace("-", "_"), types_of(Settings)
+    name, known, value = name.replace("-", "_"), types_of(Settings), value if sign else following
     if name in _OF_HYDRA:
         return "it is one of Hydra's, which only reads the files here; start one run for each value"
     plain, positive = word.partition("=")[0], name.removeprefix("no_")
@@ -154,8 +158,8 @@ def flag(word: str, following: str, options: Sequence[str]) -> str:
         return f"did you mean {option}?"
     if known.get(positive) is bool and positive != name:
         return f"settings are written key=value; did you mean {positive}=false?"
-    key = name if name in known else word_of_the_field(name, Settings().train_algorithm) or _near_key(name)
-    value = (value if sign else following) or ("true" if known.get(key) is bool else "…")
+    key = name if name in known else word_of_the_field(name, Settings().train_algorithm, value) or _near_key(name)
+    value = value or ("true" if known.get(key) is bool else "…")
     return f"settings are written key=value; did you mean {key}={value}?" if key else "settings are written key=value"
 
 

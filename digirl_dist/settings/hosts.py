@@ -137,7 +137,9 @@ def _entry(given: Any, where: str) -> WorkerEntry:
     if isinstance(given, str):
         given = {"host": given}
     if not isinstance(given, Mapping) or not isinstance(given.get("host"), str):
-        raise SettingsError(f"{where}: {shown(given)} must be a host name or a mapping with `host`")
+        raise SettingsError(
+            f"{where}: {shown(given)} must be a host name or a mapping with `host`, as {{host: a, bsize: 8}}"
+        )
     entry: WorkerEntry = merged(WorkerEntry(), dict(given), where)
     if entry.bsize is not None and not is_bsize(entry.bsize):
         raise SettingsError(f"{where}: bsize={entry.bsize!r} must be a whole number from 1 to 4,096, or auto")

@@ -18,6 +18,8 @@ def find_folder(config_path: str) -> Path:
     places = [Path.cwd(), package, package.parent]
     for place in places:
         if (found := place / os.path.expanduser(config_path)).is_dir():
+            if not os.access(found, os.R_OK | os.X_OK):
+                raise SettingsError(f"--config-path {config_path} cannot be read here: allow it, or name another")
             return found.resolve()
     path = Path(os.path.expanduser(config_path))
     meant = f": write --config-path {path.parent} --config-name {path.stem}" if path.is_file() else ""

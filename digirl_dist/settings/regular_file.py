@@ -56,7 +56,8 @@ def checked(path: Path) -> Path:
 
 def defect(error: Exception) -> str:
     """Returns what an error of reading a file says, without the file's name and the error's number."""
-    return getattr(error, "strerror", None) or str(error)
+    is_encoded = isinstance(error, UnicodeDecodeError)
+    return "it is no UTF-8: save it as such" if is_encoded else getattr(error, "strerror", None) or str(error)
 
 
 def link_out(path: Path) -> str | None:
@@ -70,8 +71,7 @@ def link_out(path: Path) -> str | None:
 
 def _refuse_link_out(path: Path) -> None:
     if (target := link_out(path)) is not None:
-        reason = f"it is a link out of its folder, to {target}: put the file itself there"
-        raise OSError(errno.ELOOP, reason, str(path))
+        raise OSError(errno.ELOOP, f"it is a link out of its folder, to {target}: put the file itself there", str(path))
 
 
 def _refuse_odd(found: os.stat_result, path: Path) -> None:

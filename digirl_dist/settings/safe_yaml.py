@@ -69,7 +69,8 @@ def load_yaml(text: str, name: str) -> Any:
     try:
         return yaml.load(text, Loader=_TextKeys)
     except Exception as error:  # PyYAML's constructors raise nearly anything, for a date of a 13th month say
-        raise SettingsError(f"{name} is not valid: {' '.join(str(error).split())[:500]}") from error
+        said = " ".join(str(error).replace('"<unicode string>", ', "").split())
+        raise SettingsError(f"{name} is not valid: {said[:500]}") from error
 
 
 def read_yaml(path: Path, name: str = "", named: bool = False) -> Any:
@@ -104,8 +105,9 @@ def refuse_excess(text: str, name: str) -> None:
             if unfolding.depth > _DEEPEST:
                 raise too_deep
             if unfolding.values > _MOST_VALUES or unfolding.characters > _MOST_CHARACTERS:
-                reason = f"the aliases in {name} unfold to more than {_MOST_VALUES} values"
-                raise SettingsError(f"{reason}; write out what is meant")
+                raise SettingsError(
+                    f"the aliases in {name} unfold to more than {_MOST_VALUES} values; write out what is meant"
+                )
     except yaml.YAMLError as error:
         if "nesting depth" in str(error):  # PyYAML 6.0.4 and later look a thousand brackets ahead, and refuse more
             raise too_deep from None

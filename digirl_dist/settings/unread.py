@@ -39,7 +39,7 @@ _ABSENT = object()
 _ONLINE = ("online", "offline_to_online")
 _ON_WORKERS = (
     *("worker_ips", "worker_username", "worker_temp_path", "worker_run_path", "worker_python", "worker_torch_threads"),
-    *("collector", "inference_batch", "inference_wait_ms", "push_dtype", "relay", "prefetch", "speculate"),
+    *("collector", "inference", "inference_batch", "inference_wait_ms", "push_dtype", "relay", "prefetch", "speculate"),
     *("dry_run_workers", "ssh", "slurm", "install"),
 )
 _OVER_SSH = ("worker_ips", "worker_username", "worker_run_path", "worker_python", "relay", "ssh", "slurm", "install")
@@ -58,6 +58,7 @@ _RULES = (
     _Rule("inference_wait_ms", "engine.name", ("transformers",)),
     _Rule("push_dtype", "inference", ("worker",)),
     _Rule("dry_run_workers", "dry_run", ("true",)),
+    *(_Rule(key, "dry_run", ("false",)) for key in ("worker_ips", "slurm")),
     *(_Rule(key, "parallel", ("host",)) for key in _ON_WORKERS),
     *(_Rule(key, "collector.name", ("ssh",)) for key in _OVER_SSH),
     _Rule("train_algorithm", "algorithm.entry_point", ("null",)),
@@ -73,7 +74,7 @@ _RULES = (
 
 _OF_A_HOST = (
     *_ON_WORKERS,
-    *("rollout_size", "ahead", "dry_run", "inference"),
+    *("rollout_size", "ahead", "dry_run"),
     *("eval_iterations", "task_order", "media", "limits"),
 )
 _OF_RANKS = ("distributed",)

@@ -184,8 +184,11 @@ class Nodes:
                 raise UnreachableError(address.name, why_ended(state, self._jobs.log_tail(job)))
             waited_s = time.monotonic() - since
             if self._pending_s is not None and waited_s > self._pending_s:
-                reason = f"Slurm job {job} has waited for {waited_s:.0f} s, longer than slurm.pending_s: {_said(state)}"
-                raise UnreachableError(address.name, reason, "ask for less in `slurm`, or wait longer")
+                raise UnreachableError(
+                    address.name,
+                    f"Slurm job {job} has waited for {waited_s:.0f} s, longer than slurm.pending_s: {_said(state)}",
+                    "ask for less in `slurm`, or wait longer",
+                )
             progress(f"wait for Slurm job {job}: {_said(state)}", None)
             if self._closed.wait(_LOOK_S):
                 raise UnreachableError(address.name, "the run has ended")

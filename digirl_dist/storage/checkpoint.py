@@ -253,8 +253,9 @@ class Checkpoints:
         """Returns the checkpoint of an iteration. Raises CheckpointError naming the file that cannot be used."""
         checkpoint = read_checkpoint(self._folder(iteration), _REMEDY)
         if checkpoint.iteration != iteration:
-            told = f"{checkpoint.folder} holds the checkpoint of iteration {checkpoint.iteration}"
-            raise CheckpointError(f"{told}; {_REMEDY}")
+            raise CheckpointError(
+                f"{checkpoint.folder} holds the checkpoint of iteration {checkpoint.iteration}; {_REMEDY}"
+            )
         return checkpoint
 
     def save(

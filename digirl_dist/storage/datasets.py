@@ -10,9 +10,9 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from digirl_dist.emulator.episode_limits import check_step, check_vector
-from digirl_dist.errors import TrajectoryError
+from digirl_dist.errors import SettingsError, TrajectoryError
 from digirl_dist.settings import regular_file
-from digirl_dist.storage import import_digirl, parquet
+from digirl_dist.storage import parquet
 from digirl_dist.trajectory import Trajectory
 
 _ORDER = ("purpose", "iteration", "ticket", "policy_version", "step")
@@ -33,14 +33,25 @@ def read_datasets(paths: Sequence[str]) -> list[Trajectory]:
     return [episode for path in paths for episode in _read(Path(path).expanduser())]
 
 
+def refuse_unreadable(paths: Sequence[str]) -> None:
+    """Raises SettingsError for what ``read_datasets`` would refuse at first sight: by its files and their columns."""
+    for path in (Path(each).expanduser() for each in paths if not each.endswith(".pt")):
+        try:
+            with _opened(_files(path)[0]) as (schema, _):
+                _ours(schema.empty_table())
+        except (pa.ArrowException, OSError, KeyError, TrajectoryError) as error:
+            raise SettingsError(
+                f"offline.data={path} holds no trajectories ({error}): name a run's folder trajectories, an exported "
+                "folder data, or a .pt file of DigiRL's"
+            ) from error
+
+
 def _read(path: Path) -> list[Trajectory]:
     if path.suffix == ".pt":
+        from digirl_dist.storage import import_digirl
+
         return import_digirl.read(path)
     files = _files(path)
-    if not files:
-        below = next((found.parent for found in sorted(path.glob("*/*.parquet"))), None)
-        hint = f"; name {below}, or another folder below it that has some" if below else ""
-        raise TrajectoryError(f"{path} is no Parquet file and no folder with .parquet or .arrow files{hint}")
     try:
         rows = pa.concat_tables([_ours(_table(file)) for file in files])
         found = parquet.from_table(rows.sort_by([(name, "ascending") for name in _ORDER]))
@@ -54,7 +65,11 @@ def _read(path: Path) -> list[Trajectory]:
 def _files(path: Path) -> list[Path]:
     if path.is_file():
         return [path]
-    return sorted(path.glob("*.parquet")) or sorted(path.rglob("*.arrow"))
+    if not (found := sorted(path.glob("*.parquet")) or sorted(path.rglob("*.arrow"))):
+        below = next((found.parent for found in sorted(path.glob("*/*.parquet"))), None)
+        hint = f"; name {below}, or another folder below it that has some" if below else ""
+        raise TrajectoryError(f"{path} is no Parquet file and no folder with .parquet or .arrow files{hint}")
+    return found
 
 
 def _table(file: Path) -> pa.Table:

@@ -200,8 +200,10 @@ class DurableMap:
         try:
             append(self.path, b"".join(lines), flushed=True)
         except OSError as error:
-            remedy = "nothing was changed; make room or repair it, and ask again"
-            raise RunFolderError(f"{self.path} cannot be written: {error.strerror}; {remedy}") from error
+            raise RunFolderError(
+                f"{self.path} cannot be written: {error.strerror}; "
+                "nothing was changed; make room or repair it, and ask again"
+            ) from error
         for key, value in changes.items():
             self._apply(key, value)
         if self._lines > 2 * len(self.values) + _SUPERSEDED:

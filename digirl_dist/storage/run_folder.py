@@ -273,8 +273,9 @@ class RunFolder:
                 is_ours = file_system.lock(lock)
         except OSError as error:
             lock.close()
-            reason = f"save_path={self.root} cannot be used: {error.strerror}"
-            raise RunFolderError(f"{reason}; set save_path to a folder on a local disk") from error
+            raise RunFolderError(
+                f"save_path={self.root} cannot be used: {error.strerror}; set save_path to a folder on a local disk"
+            ) from error
         if not is_ours:
             lock.seek(0)
             owner = lock.read().decode(errors="replace").strip()

@@ -39,8 +39,9 @@ def read(folder: Path, name: str) -> dict[str, LaterVerdict]:
     """Returns the verdicts of that name by the episodes' keys. Raises RunFolderError where there are none."""
     path = _path(folder, name)
     if not path.exists():
-        there = nearest(name, sorted(each.stem for each in path.parent.glob("*.jsonl")))
-        raise RunFolderError(f"{folder} has no verdicts {name!r}: `digirl-dist regrade {folder}` gives some; {there}")
+        known = sorted(each.stem for each in path.parent.glob("*.jsonl"))
+        remedy = nearest(name, known) if known else f"`digirl-dist regrade {folder} --success judge` gives some"
+        raise RunFolderError(f"{folder} has no verdicts {name!r}; {remedy}")
     lines, found = JsonLines(path), {}
     for line in lines.news(lines.size()):
         with suppress(msgspec.ValidationError):  # the first one
@@ -91,8 +92,9 @@ class VerdictFile(Closeable):
             with self._lock:
                 json_lines.append_to(self._file, line)
         except OSError as error:
-            reason = f"{self.path} cannot be written: {file_system.in_words(error, self.path)}"
-            raise RunFolderError(f"{reason}; the same command continues") from error
+            raise RunFolderError(
+                f"{self.path} cannot be written: {file_system.in_words(error, self.path)}; the same command continues"
+            ) from error
 
 
 def _path(folder: Path, name: str) -> Path:

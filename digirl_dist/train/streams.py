@@ -85,8 +85,9 @@ class Stream:
         if max_steps is None and is_cut and not (transition.terminated or transition.truncated):
             self._note_endless()
         if not math.isfinite(step.log_prob):
-            said = f"the agent says that the log-probability of its action is {decision.log_prob}"
-            raise AgentError(f"task {self._task.id}: {said}")
+            raise AgentError(
+                f"task {self._task.id}: the agent says that the log-probability of its action is {decision.log_prob}"
+            )
         if not math.isfinite(step.reward):
             raise EmulatorError(f"task {self._task.id}: the reward is {transition.reward}")
         self._steps.append(step)

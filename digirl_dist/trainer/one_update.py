@@ -39,8 +39,9 @@ def naming_too_little_memory() -> Iterator[None]:
     try:
         yield
     except torch.OutOfMemoryError as error:
-        said = f"the device has too little memory for the update ({in_short(error)})"
-        raise TrainingError(f"{said}; {_REMEDY}") from error
+        raise TrainingError(
+            f"the device has too little memory for the update ({in_short(error)}); {_REMEDY}"
+        ) from error
 
 
 def check_replicas(group: Group, weights: State) -> None:

@@ -78,8 +78,10 @@ class VecEnvConfig:
     def __post_init__(self) -> None:
         """Raises TypeError and ValueError, which name the argument."""
         if not callable(self.env):
-            example = "gymnasium_env('CartPole-v1')"
-            raise TypeError(f"env is a function that makes an environment, such as {example}, not {self.env!r:.80}")
+            raise TypeError(
+                "env is a function that makes an environment, such as gymnasium_env('CartPole-v1'), "
+                f"not {self.env!r:.80}"
+            )
         _refuse_no_count("env_num", self.env_num)
         if self.env_num < 1:
             raise ValueError(f"env_num={self.env_num}: at least one environment is needed")

@@ -81,9 +81,10 @@ def _explain(folder: Path, key: str, version: int | None, trust: bool) -> dict[s
         try:
             return asdict(run.explain(run.episode(key), version))
         except MemoryError as error:
-            most = f"{_STRANGERS_BYTES >> 20} MB"
-            reason = f"{folder} takes more than {most} to explain: `digirl-dist view --trust` sets no limit"
-            raise RunFolderError(reason) from error
+            raise RunFolderError(
+                f"{folder} takes more than {_STRANGERS_BYTES >> 20} MB to explain: "
+                "`digirl-dist view --trust` sets no limit"
+            ) from error
 
 
 def _load_libraries() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import shlex
 import subprocess
@@ -239,8 +240,42 @@ MORE_HABITS = {
     "settings lr": "did you mean 'algorithm.filtered_bc.actor.learning_rate'?",
     "settings learningrate": "actor.learning_rate'",
     "log runs/x --to wand": "choose from 'mlflow', 'tensorboard', 'trackio', 'wandb'",
+    # a block misspelt, with what is below it
+    "run algorithms.ppo.learning_rate=1": "did you mean 'algorithm.ppo.learning_rate'?",
+    "run limit.boot_s=5": "did you mean 'limits.boot_s'?",
+    # a word where a number belongs chooses nothing
+    "run seed=random": "9,007,199,254,740,992, not 'random'\n",
+    "run 'worker_ips=[{host: a, port: ssh}]'": "port must be a whole number from 1 to 65,535 or null, not 'ssh'\n",
+    # lists and mappings
+    "run 'worker_ips=[a;b]'": '\'worker_ips=["...", "..."]\'',
+    "run 'worker_ips=[{host: 127.0.0.1, key: ~/no-such}]'": "worker_ips[0].key=~/no-such is not there",
+    "run 'worker_ips=[{a: {bsize: 4}}]'": "must be a host name or a mapping with `host`, as {host: a, bsize: 8}",
+    # two settings that exclude each other
+    "run dry_run=true worker_ips=[a]": "worker_ips is not read with dry_run=true: add dry_run=false, or leave",
+    "run parallel=single inference=host": "inference is not read with parallel=single: add parallel=host",
+    "run dry_run=true train_algorithm=grpo rollout_size=100": "no multiple of algorithm.grpo.group_size=8, as 96 is",
+    # files of another kind, and secrets
+    "run dry_run=true train_mode=offline offline.data=[/dev/null]": "name a run's folder trajectories, an exported",
+    "run dry_run=true task_set=/tmp/mine.csv": "and yours are files that end in .txt, .yaml or .json",
+    "run dry_run=true success=judge judge.key_variable=NO_SUCH_KEY": "export NO_SUCH_KEY with it, or set",
+    # a number of workers, a folder in place of a flag's
+    "demo workers=3": "did you mean 'dry_run_workers'?",
+    "demo --workers 3": "did you mean dry_run_workers=3?",
+    "plan /tmp": "/tmp is a folder: `--run /tmp` takes the figures of a run",
+    "doctor --tasks --episodes 0": "--episodes 0 must be from 1 to 1000\n",
+    "serve --address no-such.invalid dry_run=true": "--address no-such.invalid --port 0 cannot be listened on",
+    "list": "did you mean 'view'?",
+    "reproduce runs/x": "did you mean 'view'?",
+    "-V": "did you mean '--version'?",
 }
-"""Those of a second look, by the same classes."""
+"""Those of a second and third look, by the same classes."""
+FILES = {
+    "- seed: 1": "mine.yaml must hold `key: value`, not [{'seed': 1}]",
+    "defaults: [hst]": "the defaults of a file name 'hst', and there is no hst.yaml; did you mean 'host'?",
+    "defaults: [host, _self_]\nworker_ips: {a: {bsize: 4}}": "must be a list, as `worker_ips: [a, b]`",
+    "defaults: [host, _self_]\nseed: 1\nseed: 2": "'seed' is given twice, in lines 2 and 3: keep one",
+    "defaults: [host, _self_]\nlogger_project: Pr\udcfcfung": "cannot be read: it is no UTF-8: save it as such",
+}
 PROGRAM = """
 import contextlib, io, json, sys
 from digirl_dist.cli.main import main
@@ -338,6 +373,27 @@ def test_a_file_beside_the_command_is_found_and_one_without_defaults_is_told_wha
     assert "write --config-path . --config-name my" in capsys.readouterr().err
     assert main(["run", "--config-path", ".", "--config-name", "my"]) == 2
     assert "let it begin with `defaults: [host, _self_]`" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("content", FILES)
+def test_a_file_that_is_no_configuration_is_told_what_it_must_hold(
+    content: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "mine.yaml").write_bytes(content.encode("utf-8", "surrogateescape"))
+    assert main(["run", "--config-path", str(tmp_path), "--config-name", "mine"]) == 2
+    assert FILES[content] in capsys.readouterr().err
+
+
+def test_a_folder_of_runs_is_no_run_and_a_folder_that_is_not_readable_is_not_passed_over(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "runs/small").mkdir(parents=True)
+    (tmp_path / "runs/small/config.yaml").write_text("seed: 1\n")
+    assert main(["run", "dry_run=true", f"save_path={tmp_path}/runs"]) == 2
+    assert "is a folder of runs, as small: name another one in it" in capsys.readouterr().err
+    monkeypatch.setattr(os, "access", lambda path, mode: path != tmp_path)  # root may read everything
+    assert main(["run", "--config-path", str(tmp_path)]) == 2
+    assert f"--config-path {tmp_path} cannot be read here: allow it, or name another" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("algorithm", ALGORITHM.names())

@@ -119,7 +119,7 @@ def test_the_command_plays_the_runs_tasks_with_its_untrained_agent(capsys: pytes
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (["--tasks", "--episodes", "0"], "--episodes 0 is not 1 to"),
+        (["--tasks", "--episodes", "0"], "--episodes 0 must be from 1 to"),
         (["--episodes", "3"], "is for --tasks"),
         (["--tasks", "--try"], "--try is for workers"),
         (["--tasks", "success=predicate", "predicate=json:loads"], "the emulator's own verdicts"),

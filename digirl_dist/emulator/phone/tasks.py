@@ -59,7 +59,10 @@ def phone_tasks(task_set: str, split: str) -> list[Task]:
         "switches": _switches(split),
     }
     if task_set not in sets:
-        raise SettingsError(f"the demo phone has no task set {task_set!r}; its sets are {', '.join(sets)}")
+        raise SettingsError(
+            f"the demo phone has no task set {task_set!r}; its sets are {', '.join(sets)}, and yours are files "
+            "that end in .txt, .yaml or .json"
+        )
     return sets[task_set]
 
 

@@ -50,6 +50,7 @@ class CustomEmulatorSettings(EmulatorPlugin):
         with blaming(f"{self.entry_point}.tasks", SettingsError):
             found: Sequence[Task] = load_entry_point(self.entry_point, "emulator.entry_point").tasks(task_set, split)
         if not isinstance(found, Sequence) or not found or not all(isinstance(each, Task) for each in found):
-            asked = f"tasks({task_set!r}, {split!r})"
-            raise SettingsError(f"{self.entry_point}.{asked} returned {found!r:.100}, not a list of Task")
+            raise SettingsError(
+                f"{self.entry_point}.tasks({task_set!r}, {split!r}) returned {found!r:.100}, not a list of Task"
+            )
         return found
