@@ -97,7 +97,7 @@ def test_verdicts_of_two_judges_or_names_that_are_none_do_not_meet(regrade: Regr
     for name in ("../judge", ".", "a/b", "x" * 65):
         status, _, said = regrade(folder, "predicate=user_classes:half", "--name", name)
         assert status == 2 and "is no name of verdicts" in said
-    with pytest.raises(RunFolderError, match="no verdicts 'predicat'.*regrade.*predicate"):
+    with pytest.raises(RunFolderError, match="no verdicts 'predicat'.*did you mean 'predicate'"):
         Run(folder).episodes(verdicts="predicat")
     with pytest.raises(SettingsError, match="of episodes"):
         Run(folder).export("policy", tmp_path / "out", verdicts="predicate")

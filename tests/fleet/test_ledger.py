@@ -86,8 +86,10 @@ class Talker:
 
 
 @contextmanager
-def fleet(says: bytes | None, limits: LimitSettings = LIMITS) -> Iterator[tuple[Fleet[Any], list[Talker]]]:
-    """A real fleet of one worker, and its connections as they are made."""
+def fleet(
+    says: bytes | None, limits: LimitSettings = LIMITS, took_s: float = 0.0
+) -> Iterator[tuple[Fleet[Any], list[Talker]]]:
+    """A real fleet of one worker whose messages ``took_s`` before, and its connections as they are made."""
     made: list[Talker] = []
 
     def connect(spec: Any, job: Job, replace: bool, progress: Callable[..., None]) -> Talker:
@@ -99,6 +101,7 @@ def fleet(says: bytes | None, limits: LimitSettings = LIMITS) -> Iterator[tuple[
     job = Job("r1", b"agent", b"emulator", 10, SlotLimits(), 1, 60.0)
     connector: Any = SimpleNamespace(connect=connect)
     here: Fleet[Any] = Fleet([(spec, job)], connector, limits)
+    here.workers["liar"].ledger.took(0, took_s, time.monotonic())
     here.start()
     try:
         yield here, made
@@ -197,8 +200,7 @@ def test_what_has_been_read_counts_no_more() -> None:
 def test_a_worker_whose_messages_take_too_much_of_the_processor_waits_and_is_named() -> None:
     """All of them are valid, and none is a flood by number: it has the slots for it."""
     wide = messages.SlotChanged(0, "ready", "", 1)
-    with fleet(encode(wide)) as (here, made):
-        here.workers["liar"].ledger.took(0, 60.0, time.monotonic())
+    with fleet(encode(wide), took_s=60.0) as (here, made):
         named = None
         while not isinstance(named, Throttled):
             assert not isinstance(named, Lost)
