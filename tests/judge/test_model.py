@@ -322,7 +322,7 @@ def test_the_key_comes_from_the_variable_that_is_named(monkeypatch: pytest.Monke
     assert key_of(JudgeSettings(key_variable="GEMINI_API_KEY"), "judge") == KEY
     assert key_of(JudgeSettings(key_variable=""), "judge") == "none"
     monkeypatch.delenv("GEMINI_API_KEY")
-    with pytest.raises(SettingsError, match="export GEMINI_API_KEY="):
+    with pytest.raises(SettingsError, match="export GEMINI_API_KEY with it"):
         key_of(JudgeSettings(key_variable="GEMINI_API_KEY"), "judge")
 
 
