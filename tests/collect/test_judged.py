@@ -95,7 +95,7 @@ def test_a_function_knows_the_params_of_the_task_wherever_the_episode_ran(say: S
     [
         (["success=predicate"], "predicate=my_file:is_done"),
         (["success=predicate", "predicate=user_classes:nothing"], "defines no nothing"),
-        (["success=judge", "judge.key_variable=NO_SUCH_KEY"], "export NO_SUCH_KEY="),
+        (["success=judge", "judge.key_variable=NO_SUCH_KEY"], "export NO_SUCH_KEY with it"),
     ],
 )
 def test_a_judge_that_cannot_be_had_is_refused_before_anything_is_made(
