@@ -92,7 +92,7 @@ def test_all_that_cannot_be_used_is_named_at_once_and_no_secret_is_shown(
         load(folder)
     told = str(refusal.value)
     assert all(f"{key}: " in told for key in (*wrong, "learning_rate", "policy_lm", "worker_username", "adb_path"))
-    assert "export GEMINI_API_KEY with it" in told and "DigiRL has no such key" in told
+    assert "export GEMINI_API_KEY=" in told and "DigiRL has no such key" in told
     assert main(["migrate", str(folder / "host.yaml")]) == 2
     shown = capsys.readouterr()
     assert "# do_sample: refused (" in shown.out and "sk-hush" not in told + shown.out + shown.err
