@@ -14,7 +14,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Mapping, Sequence
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack, closing, suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -24,6 +24,7 @@ from websockets.sync.client import ClientConnection, unix_connect
 
 from digirl_dist.child_process import dying_with_this_process, reap
 from digirl_dist.errors import EmulatorError
+from digirl_dist.threads import after
 
 _LOOK_S = 0.05
 _END_S = 3.0
@@ -79,10 +80,8 @@ class OpenEnvServer:
         Raises OSError, HTTPException, ValueError or RecursionError.
         """
         connection = _UnixHttp(self._socket, timeout=self._left_s())
-        late = threading.Timer(self._left_s(), connection.cut)  # the timeout is for each read, which may be of one byte
-        late.daemon = True
-        late.start()
-        try:
+        # the timeout is for each read, which may be of one byte
+        with closing(connection), after(self._left_s(), connection.cut):
             if query is None:
                 connection.request("GET", path)
             else:
@@ -91,9 +90,6 @@ class OpenEnvServer:
             if answer.status != http.HTTPStatus.OK:
                 raise http.client.HTTPException(f"{path} answers {answer.status}")
             return json.loads(answer.read(_MOST_BYTES))
-        finally:
-            late.cancel()
-            connection.close()
 
     def ask(self, message: str, limit_s: float | None = None) -> str:
         """Sends one of OpenEnv's WebSocket messages and returns the answer; the first message opens the session.

@@ -26,6 +26,7 @@ from digirl_dist.inference.requests import InferenceFailure, InferenceReply, Inf
 from digirl_dist.storage.checkpoint import Checkpoint
 from digirl_dist.storage.events import Events
 from digirl_dist.storage.status import Status, WorkerStatus
+from digirl_dist.threads import after
 
 _END_S = 5.0
 
@@ -92,19 +93,15 @@ class PolicyProcess:
         assert self._connection is not None
         assert self._process is not None
         deadline = time.monotonic() + self._limit_s
-        limit = threading.Timer(self._limit_s, self._process.kill)
-        limit.daemon = True
-        limit.start()
         try:
-            self._connection.send((request, content))
-            return self._connection.recv()
+            with after(self._limit_s, self._process.kill):
+                self._connection.send((request, content))
+                return self._connection.recv()
         except (EOFError, OSError):
             if time.monotonic() >= deadline:
                 reason = f"did not {doing} within {self._limit_s:.0f} s"
             else:
                 reason = f"ended while it had to {doing}{last_lines(self._log)}"
-        finally:
-            limit.cancel()
         self._connection.close()
         self._connection = None
         self.close()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-import threading
 import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -11,6 +10,7 @@ from contextlib import contextmanager
 from digirl_dist.errors import CheckpointError, EmulatorError, PeerError, RunFolderError, SettingsError, StateError
 from digirl_dist.parallel.rank import Rank
 from digirl_dist.plain_text import printable
+from digirl_dist.threads import after
 
 _PATIENCE_S = 10.0
 
@@ -46,10 +46,5 @@ def telling_a_wait(rank: Rank, limit_s: float, what: Callable[[], str]) -> Itera
     def tell() -> None:
         say(rank, f"waits for {what()}, for up to {limit_s:g} s\n")
 
-    timer = threading.Timer(_PATIENCE_S, tell)
-    timer.daemon = True
-    timer.start()
-    try:
+    with after(_PATIENCE_S, tell):
         yield
-    finally:
-        timer.cancel()

@@ -5,8 +5,8 @@ from __future__ import annotations
 import queue
 import threading
 from collections import deque
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 
 Work = Callable[[], object]
 
@@ -56,6 +56,18 @@ class SharedThreads:
 
 
 _ALL = SharedThreads()
+
+
+@contextmanager
+def after(seconds: float, call: Callable[[], object]) -> Iterator[None]:
+    """Makes a call in a thread of its own, unless the block ends before."""
+    timer = threading.Timer(seconds, call)
+    timer.daemon = True
+    timer.start()
+    try:
+        yield
+    finally:
+        timer.cancel()
 
 
 class SerialQueue:

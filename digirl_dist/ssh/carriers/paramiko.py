@@ -37,6 +37,7 @@ from digirl_dist.ssh.connection import (
 from digirl_dist.ssh.host_keys import KnownKeys, RefuseUnknown, changed_key, known_hosts_files, revoked_key, target_name
 from digirl_dist.ssh.login import KeyLogin, expired, login_error, with_words
 from digirl_dist.ssh.paramiko_channel import ParamikoChannel, Transport, Watch, open_transport
+from digirl_dist.threads import after
 
 _LOG_CHANNEL = "digirl_dist.ssh.paramiko"
 _SILENT = logging.NullHandler()
@@ -189,13 +190,8 @@ def _closed_after(
         with suppress(EOFError, OSError, paramiko.SSHException):  # it has ended by itself meanwhile
             close()
 
-    timer = threading.Timer(limit_s, end)
-    timer.daemon = True
-    timer.start()
-    try:
+    with after(limit_s, end):
         yield
-    finally:
-        timer.cancel()
 
 
 def _close(session: fabric.Connection) -> None:
