@@ -27,7 +27,8 @@ from digirl_dist.settings import Inference
 _LOADED_S = 6.0
 """Time that two busy cores may add to any limit."""
 _SILENT_S = 3.0 + max(LIMITS["ssh.silence_s"] + LIMITS["ssh.ping_s"], LIMITS["limits.silence_s"]) + _LOADED_S
-_STEP_S = LIMITS["limits.step_s"] + LIMITS["limits.reset_s"] + _LOADED_S
+_EMULATOR_S = max(LIMITS["limits.boot_s"], LIMITS["limits.step_s"] + LIMITS["limits.reset_s"]) + _LOADED_S
+"""It may be struck while it boots."""
 _AT_ONCE_S = _LOADED_S
 
 
@@ -248,7 +249,7 @@ _NOT_ANNOUNCED = "is not the file that was announced"
 _NO_SPACE = "No space left"
 FAULTS = [
     Fault("kill -9 of an emulator", _signal(signal.SIGKILL, _emulator), ("slot",), "ended during its"),
-    Fault("SIGSTOP of an emulator", _signal(signal.SIGSTOP, _emulator), ("slot",), "did not answer its", _STEP_S),
+    Fault("SIGSTOP of an emulator", _signal(signal.SIGSTOP, _emulator), ("slot",), "did not answer its", _EMULATOR_S),
     Fault(
         "kill -9 of the program",
         _signal(signal.SIGKILL, lambda scene: scene.machine.program()),
