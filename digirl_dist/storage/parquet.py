@@ -198,17 +198,11 @@ def read(path: Path | pa.BufferReader) -> list[Trajectory]:
             return _episodes(file.schema_arrow, file.iter_batches(_STREAMED_ROWS, use_threads=False))
 
 
-def read_stored(path: Path) -> list[Trajectory]:
-    """Returns the episodes of a file of a run folder, which may be a stranger's, in bounded memory.
+def stream(path: Path) -> Iterator[Trajectory]:
+    """Yields the episodes of a file of a run folder, which may be a stranger's, in memory for few of them.
 
     Raises TrajectoryError as ``read`` does, and for a file that this package would not have written.
     """
-    with opened(path) as file:
-        return from_table(file.read())
-
-
-def stream(path: Path) -> Iterator[Trajectory]:
-    """Yields the episodes of such a file one after the other, in memory for few of them. Raises as ``read_stored``."""
     with opened(path) as file:
         rows: list[dict[str, Any]] = []
         for batch in file.batches(_STREAMED_ROWS):

@@ -13,7 +13,7 @@ from __future__ import annotations
 import shutil
 import threading
 import time
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
@@ -34,18 +34,15 @@ _LANDING: dict[str, Purpose] = {"": "train", "evaluate": "evaluate", "measure": 
 class Store:
     """Reads and writes the trajectories below ``root``; ``write_policy`` applies while the disk is full.
 
-    To open one changes nothing, as others may be at work there. ``read_file`` reads the files of a stranger's folder in
-    bounded memory if it is ``parquet.read_stored``.
+    To open one changes nothing, as others may be at work there.
     """
 
     def __init__(
         self,
         root: Path,
         write_policy: WritePolicy | None = None,
-        read_file: Callable[[Path], list[Trajectory]] = parquet.read,
     ) -> None:
         self.root = root
-        self._read_file = read_file
         self._write_policy = write_policy or FailFast()
         self._landing = root / ".landing"
         self._incoming = self._landing / "incoming"
@@ -155,7 +152,7 @@ class Store:
         """Returns the episodes of a finished iteration, in the order of their tickets."""
         if iteration not in self._recent:
             with _with_remedy("restore it, or start another run"):
-                self._remember(iteration, self._read_file(self._file(Round(iteration))))
+                self._remember(iteration, parquet.read(self._file(Round(iteration))))
         return self._recent[iteration]
 
     def _remember(self, iteration: int, episodes: Sequence[Trajectory]) -> None:

@@ -202,7 +202,7 @@ def test_both_kinds_of_files_give_back_tokens_and_versions(tmp_path: Path) -> No
     kept = replace(plain, steps=[Step(first.observation, first.action, -2.0, 0.0, False, False, (), *told), *rest])
     episode_file.write(tmp_path / "one.episode", kept)
     parquet.write(tmp_path / "one.parquet", [kept])
-    for found in (episode_file.read(tmp_path / "one.episode"), *parquet.read_stored(tmp_path / "one.parquet")):
+    for found in (episode_file.read(tmp_path / "one.episode"), *parquet.stream(tmp_path / "one.parquet")):
         back, *others = found.steps
         assert (back.token_log_probs, back.tokens, back.prompt_tokens, back.policy_version) == told
         assert not any(len(one.tokens) or len(one.prompt_tokens) or one.policy_version for one in others)

@@ -107,7 +107,7 @@ class Parquet(Target):
 
     def feed(self, data: bytes) -> None:
         self._path.write_bytes(data)
-        for episode in parquet.read_stored(self._path):
+        for episode in parquet.stream(self._path):
             GUARD.check(episode, TICKET, "w1")
 
 
