@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import ExitStack
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -94,8 +94,11 @@ def build_pool(context: RunContext, stack: ExitStack) -> Pool:
     if settings.parallel is Parallel.host:
         pool = collector_plugin(settings).build(context, stack)
     else:
-        agent = context.agent if context.acts_here else placed(settings, context.agent)
-        pool = inline_collector(settings, context.device, agent, *told, context.acts_here, _lengths(context))
+        policy = _host_policy(replace(context, settings=replace(settings, inference_wait_ms=0.0)))
+        if policy is not None:
+            stack.callback(policy.close)
+        agent = placed(settings, context.agent)
+        pool = inline_collector(settings, context.device, agent, *told, policy, _lengths(context))
     stack.callback(pool.close)
     if (judge := build_judge(settings, context.folder.verdicts, context.events)) is not None:
         pool.judges = Judges(judge, context.events)
@@ -114,14 +117,14 @@ def inline_collector(
     store: Store,
     events: Events,
     status: Status,
-    newest: bool = False,
+    policy: HostPolicy | None = None,
     lengths: Lengths | None = None,
 ) -> Pool:
-    """Episodes in emulator processes of this machine. ``newest``: that policy version acts in all of them."""
+    """Episodes in emulator processes of this machine; ``policy`` acts in them in place of the agent."""
     from digirl_dist.collect.inline import InlineCollector, InlineJob
 
     pool = pool_size(settings.bsize if isinstance(settings.bsize, int) else None, Machine.here(), device.needs)
-    job = InlineJob(agent, device.factory, pool, slot_limits(settings.limits), device.max_steps, device.guard, newest)
+    job = InlineJob(agent, device.factory, pool, slot_limits(settings.limits), device.max_steps, device.guard, policy)
     limits = settings.limits
     return InlineCollector(job, limits.episode_attempts, limits.set_aside_share, store, events, status, lengths)
 

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import multiprocessing
+import queue
 import tempfile
 import time
+from collections.abc import Callable, Sequence, Set
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -20,6 +22,8 @@ from digirl_dist.emulator import EmulatorFactory
 from digirl_dist.emulator.episode_guard import EpisodeGuard
 from digirl_dist.errors import CollectionError, TrajectoryError
 from digirl_dist.inference.local import LocalPolicies
+from digirl_dist.inference.policy_server import HostPolicy
+from digirl_dist.inference.requests import InferenceReply, InferenceRequest, RandomStream
 from digirl_dist.protocol.messages import Acting, EpisodeFailed, SlotChanged, SlotLimits
 from digirl_dist.rollout.rollout import Finished, Happening, Rollout
 from digirl_dist.rollout.slot import Slot
@@ -46,8 +50,40 @@ class InlineJob:
     max_steps: int | None
     guard: EpisodeGuard = field(default_factory=EpisodeGuard)
     """Checks what the emulators and the agent bring."""
-    newest: bool = False
-    """Whether the newest policy version acts in all episodes."""
+    policy: HostPolicy | None = None
+    """Acts in place of the agent: a function or an endpoint of the caller, which may never answer."""
+
+
+class _Asked:
+    """A policy that answers in threads of its own, within its limit. Fulfils ``rollout.Policies``."""
+
+    waiting = "policy"
+    limit_s: float | None = None
+
+    def __init__(self, policy: HostPolicy, wake: Callable[[], None]) -> None:
+        self._policy = policy
+        self._wake = wake
+        self._answers: queue.SimpleQueue[InferenceReply] = queue.SimpleQueue()
+
+    def __contains__(self, version: object) -> bool:
+        return True  # it says itself what it no longer acts with
+
+    def serve(self, checkpoint: Checkpoint, in_use: Set[int]) -> None:
+        self._policy.serve(checkpoint, in_use)
+
+    def expect(self, stream: RandomStream) -> None:
+        """Its generator is made where it is used."""
+
+    def ask(self, requests: Sequence[InferenceRequest]) -> None:
+        for request in requests:
+            self._policy.ask(request, self._answered)
+
+    def answers(self) -> Sequence[InferenceReply]:
+        return [self._answers.get() for _ in range(self._answers.qsize())]
+
+    def _answered(self, reply: InferenceReply) -> None:
+        self._answers.put(reply)
+        self._wake()
 
 
 class InlineCollector(Pool):
@@ -69,7 +105,7 @@ class InlineCollector(Pool):
         folder = Path(self._folder.name)
         packed = folder / "emulator"
         packed.write_bytes(pack(job.emulator))
-        self._policies = LocalPolicies(job.agent, newest=job.newest)
+        self._policies = LocalPolicies(job.agent) if job.policy is None else _Asked(job.policy, self._wake)
         slots = [Slot(k, packed, job.limits, folder / f"slot-{k}.log") for k in range(job.pool.slots)]
         self._guard = job.guard
         self._rollout = Rollout(NAME, slots, self._policies, job.max_steps, shrink=bool(job.pool.reason))
@@ -116,9 +152,7 @@ class InlineCollector(Pool):
     def _act_with(self, checkpoint: Checkpoint) -> None:
         """New episodes use this checkpoint; running ones keep theirs."""
         self._version = checkpoint.iteration
-        if self._version not in self._policies:
-            self._policies.load(self._version, checkpoint.state())
-        self._policies.retire({self._version, *(ticket.policy_version for ticket in self._rollout.held())})
+        self._policies.serve(checkpoint, {ticket.policy_version for ticket in self._rollout.held()})
         self._rollout.idle("barrier")
 
     def _look(self) -> None:

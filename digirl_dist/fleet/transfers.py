@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ctypes
-import queue
 import threading
 import time
 from collections import deque
@@ -22,7 +21,7 @@ from digirl_dist.storage import atomic_files, episode_file
 from digirl_dist.storage.disk_full import require_space
 from digirl_dist.storage.file_system import FULL
 from digirl_dist.tasks import Ticket
-from digirl_dist.threads import SerialQueue, Work
+from digirl_dist.threads import SerialQueue, Threads
 from digirl_dist.trajectory import Trajectory
 
 _UNCHECKED = 4
@@ -116,7 +115,7 @@ class Transfers:
                     self._await_turn()
                     self._unchecked.acquire()
                     self._ledger.keep_once_there_is_room("unchecked", manifest.size)
-                    _checkers().submit(partial(self._arrived, manifest, ticket, path, started))
+                    _checkers().do(partial(self._arrived, manifest, ticket, path, started))
                 else:
                     self._post(PullRefused(self._worker, manifest, str(problem)))
                 started = time.monotonic()
@@ -196,33 +195,8 @@ class Transfers:
         return episode
 
 
-class _Checkers:
-    """Threads that check and flush files: flushes at the same time share the commits of a journal.
-
-    All are started at once, so that a run's threads do not grow in number with the rarest coincidence; where the
-    machine refuses some, the others do their work. They are daemons, as what a worker sent must not delay an exit.
-    """
-
-    def __init__(self) -> None:
-        self._waiting: queue.SimpleQueue[Work] = queue.SimpleQueue()
-        for started in range(_CHECKERS):
-            try:
-                threading.Thread(target=self._live, name="arrivals", daemon=True).start()
-            except RuntimeError:  # can't start new thread
-                if not started:
-                    raise
-                break
-
-    def submit(self, work: Work) -> None:
-        self._waiting.put(work)
-
-    def _live(self) -> None:
-        while True:
-            self._waiting.get()()
-
-
-_checkers = cache(_Checkers)
-"""The checkers that all runs of this process share."""
+_checkers = cache(partial(Threads, _CHECKERS, "arrivals"))
+"""What checks and flushes the files of all runs of this process: flushes at the same time share a journal's commits."""
 
 
 def _give_memory_back() -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import queue
 import threading
 import time
 import traceback
@@ -20,6 +19,7 @@ from digirl_dist.inference.requests import InferenceFailure, InferenceReply, Inf
 from digirl_dist.storage.checkpoint import Checkpoint, State
 from digirl_dist.storage.events import Events
 from digirl_dist.storage.status import Status, WorkerStatus
+from digirl_dist.threads import Threads
 from digirl_dist.trajectory import Decision, Observation
 
 _END_S = 10.0
@@ -106,13 +106,13 @@ class EnginePolicies:
         self._newest = newest
         self._versions: dict[int, _Version] = {}
         self._lock = threading.Lock()
-        self._loads = _threads(1, "engine-load")
-        self._unloads = _threads(1, "engine-unload")
-        self._requests = _threads(at_once, "engine")
+        self._loads = Threads(1, "engine-load")
+        self._unloads = Threads(1, "engine-unload")
+        self._requests = Threads(at_once, "engine")
 
     def serve(self, checkpoint: Checkpoint, in_use: Set[int]) -> None:
         if self._is_asleep:
-            self._loads.put(self._wake)
+            self._loads.do(self._wake)
         with self._lock:
             before, version = self._versions, checkpoint.iteration
             self._versions = {each: known for each, known in before.items() if each in in_use or each == version}
@@ -121,11 +121,17 @@ class EnginePolicies:
                 self._begin(checkpoint)
             for old in before.values():
                 if old is not self._versions.get(old.checkpoint.iteration):
-                    self._unloads.put(lambda old=old: self._unload(old))  # type: ignore[misc]
+                    self._unloads.do(lambda old=old: self._unload(old))  # type: ignore[misc]
 
     def ask(self, request: InferenceRequest, tell: Callable[[InferenceReply], None]) -> None:
         asked_at = time.monotonic()
-        self._requests.put(lambda: tell(self._reply(request, asked_at)))
+
+        def answer() -> None:
+            reply = self._reply(request, asked_at)
+            with suppress(Exception):  # of one who does not want the answer any more
+                tell(reply)
+
+        self._requests.do(answer)
 
     def rest(self) -> None:
         """Sends the server to sleep, once it has answered what it was asked, if it is to."""
@@ -143,15 +149,15 @@ class EnginePolicies:
         """Gives the server's memory back if it is free to do so, and ends waiting."""
         self._wake()
         for known in self._versions.values():
-            self._unloads.put(lambda known=known: self._unload(known))  # type: ignore[misc]
+            self._unloads.do(lambda known=known: self._unload(known))  # type: ignore[misc]
         ended = threading.Event()
-        self._unloads.put(ended.set)
+        self._unloads.do(ended.set)
         ended.wait(_END_S)
         self._close()
 
     def _begin(self, checkpoint: Checkpoint) -> _Version:
         loading = self._versions[checkpoint.iteration] = _Version(checkpoint)
-        self._loads.put(lambda: self._load(loading))
+        self._loads.do(lambda: self._load(loading))
         return loading
 
     @contextmanager
@@ -221,18 +227,3 @@ class EnginePolicies:
             if failed and known.began_at < asked_at:
                 known = self._begin(known.checkpoint)
         return known.adapter.result()
-
-
-def _threads(count: int, name: str) -> queue.SimpleQueue[Callable[[], None]]:
-    """Returns a queue whose calls ``count`` threads make."""
-    calls: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
-
-    def work() -> None:
-        while True:
-            call = calls.get()
-            with suppress(Exception):  # of one who does not want the answer any more
-                call()
-
-    for number in range(count):
-        threading.Thread(target=work, name=f"{name}-{number}", daemon=True).start()
-    return calls

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Sequence, Set
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
@@ -16,7 +16,7 @@ from digirl_dist.inference.requests import (
     RandomStream,
     result,
 )
-from digirl_dist.storage.checkpoint import State
+from digirl_dist.storage.checkpoint import Checkpoint, State
 from digirl_dist.trajectory import Decision, NoDecision
 from digirl_dist.user_code.entry_point import load_state
 
@@ -49,6 +49,12 @@ class LocalPolicies:
         agent.train(False)
         load_state(agent, state)
         self._serving[version] = agent
+
+    def serve(self, checkpoint: Checkpoint, in_use: Set[int]) -> None:
+        """Acts with this checkpoint; of the versions already loaded, keeps those ``in_use``."""
+        if checkpoint.iteration not in self:
+            self.load(checkpoint.iteration, checkpoint.state())
+        self.retire({checkpoint.iteration, *in_use})
 
     def _another(self) -> Agent:
         """Returns one more agent, which shares what does not learn with one that is there."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import queue
 import socket
 import subprocess
 import sys
@@ -26,7 +25,7 @@ from digirl_dist.inference.requests import InferenceFailure, InferenceReply, Inf
 from digirl_dist.storage.checkpoint import Checkpoint
 from digirl_dist.storage.events import Events
 from digirl_dist.storage.status import Status, WorkerStatus
-from digirl_dist.threads import after
+from digirl_dist.threads import SerialQueue, after
 
 _END_S = 5.0
 
@@ -152,12 +151,14 @@ class InThisProcess:
     def __init__(self, agent: AgentFactory, limit_s: float) -> None:
         self._policies = LocalPolicies(agent, newest=True)
         self._limit_s = limit_s
-        self._work: queue.SimpleQueue[tuple[Callable[[], Any], Future[Any]] | None] = queue.SimpleQueue()
-        threading.Thread(target=self._run, name="act", daemon=True).start()
+        self._serving: Mapping[int, Checkpoint] = {}
+        self._queue = SerialQueue("act", lambda error: None)
 
     def serve(self, checkpoints: Mapping[int, Checkpoint]) -> dict[int, str]:
         """Raises PolicyLostError, as ``decide``."""
-        self._within_limit(partial(self._load, checkpoints), "return")
+        if checkpoints != self._serving:
+            self._within_limit(partial(self._load, checkpoints), "return")
+            self._serving = dict(checkpoints)
         return {}
 
     def decide(self, requests: Sequence[InferenceRequest]) -> list[InferenceReply]:
@@ -169,29 +170,19 @@ class InThisProcess:
 
     def close(self) -> None:
         """Nothing of it outlives the caller."""
-        self._work.put(None)
+        self._queue.close(at_once=True)
 
     def _within_limit(self, work: Callable[[], Any], doing: str) -> Any:
         done: Future[Any] = Future()
-        self._work.put((work, done))
+        self._queue.do(partial(_fulfil, done, work))
         if not wait([done], self._limit_s).done:
             done.cancel()
             raise PolicyLostError(f"the function that acts did not {doing} within {self._limit_s:g} s")
         return done.result()
 
-    def _run(self) -> None:
-        while (asked := self._work.get()) is not None:
-            work, done = asked
-            if done.set_running_or_notify_cancel():
-                try:
-                    done.set_result(work())
-                except BaseException as error:  # whoever waits is told
-                    done.set_exception(error)
-
     def _load(self, checkpoints: Mapping[int, Checkpoint]) -> None:
-        for version in checkpoints.keys() - set(self._policies):
-            self._policies.load(version, checkpoints[version].state())
-        self._policies.retire(set(checkpoints))
+        for checkpoint in checkpoints.values():
+            self._policies.serve(checkpoint, set(checkpoints))
 
     def _decide(self, requests: Sequence[InferenceRequest]) -> list[InferenceReply]:
         known = [request for request in requests if request.version in self._policies]
@@ -199,6 +190,15 @@ class InThisProcess:
         self._policies.ask(known)
         told = [InferenceFailure(one.number, f"there is no policy version {one.version} any more") for one in gone]
         return [*self._policies.answers(), *told]
+
+
+def _fulfil(done: Future[Any], work: Callable[[], Any]) -> None:
+    """Does the work, unless nobody waits for it any more; whoever waits is told."""
+    if done.set_running_or_notify_cancel():
+        try:
+            done.set_result(work())
+        except BaseException as error:
+            done.set_exception(error)
 
 
 class PolicyServer:

@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-import queue
-import threading
 import traceback
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Protocol
 
 import numpy as np
 
 from digirl_dist.errors import DigirlDistError, JudgeError
 from digirl_dist.storage.events import Events
+from digirl_dist.threads import Threads
 from digirl_dist.trajectory import Trajectory, float32
 from digirl_dist.user_code.blame import RAISED, described
 
@@ -90,34 +90,29 @@ class Judges:
     def __init__(self, judge: Judge, events: Events) -> None:
         self._judge = judge
         self._events = events
-        self._queue: queue.SimpleQueue[tuple[Trajectory, Tell] | None] = queue.SimpleQueue()
-        for number in range(judge.parallel):
-            threading.Thread(target=self._work, name=f"judge-{number}", daemon=True).start()
+        self._threads = Threads(judge.parallel, "judge")
 
     def consider(self, trajectory: Trajectory, tell: Tell) -> None:
         """Calls ``tell``, from another thread, with the episode and its verdict, or with why it has none."""
-        self._queue.put((trajectory, tell))
+        self._threads.do(partial(self._decide, trajectory, tell))
 
     def figures(self, waited_s: float) -> dict[str, float]:
         """Returns the cost of judging since the last call, and how long the last verdicts were waited for."""
         return {**self._judge.take_figures(), "judge_wait_s": round(waited_s, 4)}
 
     def close(self) -> None:
-        for _ in range(self._judge.parallel):
-            self._queue.put(None)
+        self._threads.close()
         self._judge.close()
 
-    def _work(self) -> None:
-        while (asked := self._queue.get()) is not None:
-            trajectory, tell = asked
-            try:
-                verdict = self._judge.verdict(trajectory)
-            except DigirlDistError as error:
-                tell(error)
-            except BaseException:  # a fault of ours must not end this thread without a word
-                tell(JudgeError(f"internal error: {traceback.format_exc()}"))
-            else:
-                place = trajectory.ticket.key.place()
-                grade = {"success": verdict.success, "score": verdict.score}
-                self._events.emit("judged", **place, **grade, said=verdict.said[:500])
-                tell(with_verdict(trajectory, verdict.score))
+    def _decide(self, trajectory: Trajectory, tell: Tell) -> None:
+        try:
+            verdict = self._judge.verdict(trajectory)
+        except DigirlDistError as error:
+            tell(error)
+        except BaseException:  # a fault of ours must not end this thread without a word
+            tell(JudgeError(f"internal error: {traceback.format_exc()}"))
+        else:
+            place = trajectory.ticket.key.place()
+            grade = {"success": verdict.success, "score": verdict.score}
+            self._events.emit("judged", **place, **grade, said=verdict.said[:500])
+            tell(with_verdict(trajectory, verdict.score))

@@ -70,6 +70,38 @@ def after(seconds: float, call: Callable[[], object]) -> Iterator[None]:
         timer.cancel()
 
 
+class Threads:
+    """Daemon threads that do work side by side: what hangs in one does not delay an exit.
+
+    All are started at once, so that a run's threads do not grow in number with the rarest coincidence; where the
+    machine refuses some, the others do their work.
+    """
+
+    def __init__(self, count: int, name: str) -> None:
+        self._waiting: queue.SimpleQueue[Work | None] = queue.SimpleQueue()
+        self._count = count
+        for started in range(count):
+            try:
+                threading.Thread(target=self._live, name=f"{name}-{started}", daemon=True).start()
+            except RuntimeError:  # can't start new thread
+                if not started:
+                    raise
+                break
+
+    def do(self, work: Work) -> None:
+        """Queues the work, which must not raise; returns at once."""
+        self._waiting.put(work)
+
+    def close(self) -> None:
+        """Ends each thread after what was queued before."""
+        for _ in range(self._count):
+            self._waiting.put(None)
+
+    def _live(self) -> None:
+        while (work := self._waiting.get()) is not None:
+            work()
+
+
 class SerialQueue:
     """Does pieces of work one after the other, in the order in which they came.
 

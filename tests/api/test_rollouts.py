@@ -85,6 +85,23 @@ def test_a_loss_says_what_it_was_lost_to_and_is_no_episode(fleet: Fleet) -> None
     assert again.kind == "environment"
 
 
+def test_a_function_that_hangs_costs_what_it_was_asked_for_and_goes_on_when_it_returns(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(ROOT / "tests")
+    returns = threading.Event()
+
+    def act(observations: Sequence[Observation]) -> list[int]:
+        assert returns.wait(120)
+        return [1 for _ in observations]
+
+    with Fleet.inline(bsize=1, emulator=COUNTER, limits={"stuck_s": 1, "episode_attempts": 1}) as fleet:
+        lost = fleet.submit(FINE, act=act).result(60)
+        assert isinstance(lost, Lost) and lost.kind == "agent" and "did not decide 1 actions within 1 s" in lost.reason
+        returns.set()
+        assert landed(fleet.submit(FINE)).reward == 3.0
+
+
 def test_who_cancels_or_sets_a_deadline_gets_the_slot_back(fleet: Fleet) -> None:
     hangs = Task("hangs", params={"at": "reset", "suffers": "hang"})
     slow = [fleet.submit(hangs, act=always_one, key="a"), fleet.submit(hangs, deadline_s=1.0)]

@@ -21,10 +21,11 @@ from digirl_dist.emulator.episode_guard import EpisodeGuard
 from digirl_dist.errors import DigirlDistError, TrajectoryError, WorkerError
 from digirl_dist.fleet.ledger import Ledger, Shares
 from digirl_dist.fleet.outgoing import Blob
-from digirl_dist.fleet.transfers import Transfers, _Checkers
+from digirl_dist.fleet.transfers import _CHECKERS, Transfers
 from digirl_dist.fleet.worker_events import DiskFull, PullRefused, Throttled, WorkerEvent
 from digirl_dist.protocol.messages import EpisodeManifest, Need
 from digirl_dist.tasks import Key, Task, Ticket
+from digirl_dist.threads import Threads
 
 MIB = 1 << 20
 
@@ -88,9 +89,9 @@ def test_what_comes_is_checked_by_fewer_threads_where_the_machine_refuses_more(m
 
     with monkeypatch.context() as patched:
         patched.setattr(threading.Thread, "start", refused)
-        checkers = _Checkers()
+        checkers = Threads(_CHECKERS, "arrivals")
     checked = queue.SimpleQueue[str]()
-    checkers.submit(lambda: checked.put("checked"))
+    checkers.do(lambda: checked.put("checked"))
     assert checked.get(timeout=60) == "checked" and len(started) == 3
 
 
@@ -147,7 +148,7 @@ def test_a_check_that_does_not_end_does_not_hold_up_the_end_of_the_host() -> Non
     """Ctrl-C while the screens of an episode are decoded: their thread is joined by nobody."""
     program = (
         "import threading\nfrom digirl_dist.fleet.transfers import _checkers\nbegan = threading.Event()\n"
-        "_checkers().submit(lambda: (began.set(), threading.Event().wait()))\nbegan.wait()\nraise KeyboardInterrupt"
+        "_checkers().do(lambda: (began.set(), threading.Event().wait()))\nbegan.wait()\nraise KeyboardInterrupt"
     )
     ended = subprocess.run([sys.executable, "-c", program], timeout=60, capture_output=True, env=environment())
     assert b"KeyboardInterrupt" in ended.stderr
