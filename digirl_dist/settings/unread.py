@@ -40,7 +40,7 @@ _ONLINE = ("online", "offline_to_online")
 _ON_WORKERS = (
     *("worker_ips", "worker_username", "worker_temp_path", "worker_run_path", "worker_python", "worker_torch_threads"),
     *("collector", "inference", "inference_batch", "inference_wait_ms", "push_dtype", "relay", "prefetch", "speculate"),
-    *("dry_run_workers", "ssh", "slurm", "install"),
+    *("dry_run", "dry_run_workers", "ssh", "slurm", "install"),
 )
 _OVER_SSH = ("worker_ips", "worker_username", "worker_run_path", "worker_python", "relay", "ssh", "slurm", "install")
 _IMITATING, _SHARED = ("filtered_bc", "digirl", "grpo_replay"), ("hindsight", "erase_loops", "unsolved")
@@ -74,7 +74,7 @@ _RULES = (
 
 _OF_A_HOST = (
     *_ON_WORKERS,
-    *("rollout_size", "ahead", "dry_run"),
+    *("rollout_size", "ahead"),
     *("eval_iterations", "task_order", "media", "limits"),
 )
 _OF_RANKS = ("distributed",)
