@@ -281,9 +281,10 @@ class Leases:
     ) -> bool:
         """Queues the ticket of an episode that was lost on ``worker`` again; returns whether it was set aside instead.
 
-        The first time it comes before those that nobody has tried, later behind them. It is set aside when it failed
-        too often, on two workers at least, unless there are no ``others`` than one. While another worker holds it too,
-        the failure only counts. If ``worker`` was leased the ticket again since ``attempt``, that is what it runs.
+        The first time it comes before those that nobody has tried, later behind those of its round. It is set aside
+        when it failed too often, on two workers at least, unless there are no ``others`` than one. While another worker
+        holds it too, the failure only counts. If ``worker`` was leased the ticket again since ``attempt``, that is what
+        it runs.
         """
         was_held = worker in self._held_by.get(key, ())
         if attempt is not None and self._is_leased_again(worker, key, attempt):
@@ -306,6 +307,9 @@ class Leases:
         self._queue[key] = None
         if len(failures) == 1:
             self._queue.move_to_end(key, last=False)
+        else:  # a round that runs ahead does not delay this one
+            for later in [each for each in self._queue if each.iteration > key.iteration]:
+                self._queue.move_to_end(later)
         return False
 
     def why_set_aside(self, key: Key) -> dict[str, Json]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 
 from hypothesis import given
 from hypothesis import strategies as st
@@ -144,6 +145,17 @@ def test_a_failed_ticket_runs_again_before_the_untried_ones() -> None:
     leases.take("a", 2, version=3)
     leases.fail("a", Key(3, 1), "hung")
     assert indices(leases.take("b", 2, version=3)) == [1, 2]
+
+
+def test_one_that_failed_again_waits_for_its_round_and_not_for_the_one_that_runs_ahead() -> None:
+    """A round with ``ahead`` once waited for a whole further one, because an emulator had hung twice."""
+    leases = leased(tickets(3), attempts=4)
+    leases.add([replace(each, iteration=4) for each in tickets(2)])
+    for worker in "ab":
+        assert indices(leases.take(worker, 1, version=3)) == [0]
+        leases.fail(worker, Key(3, 0), "it hung", others=["a", "b"])
+    left = leases.take("c", 9, version=3)
+    assert [(one.iteration, one.index) for one in left] == [(3, 1), (3, 2), (3, 0), (4, 0), (4, 1)]
 
 
 def test_a_failure_that_is_reported_twice_puts_the_ticket_back_once() -> None:
