@@ -77,10 +77,10 @@ def choose(machine: Machine, needs: Needs) -> PoolSize:
     return PoolSize(slots, reason)
 
 
-def pool_size(slots: int | None, machine: Machine, needs: Needs, name: str = "") -> PoolSize:
+def pool_size(slots: int | None, machine: Machine, needs: Needs) -> PoolSize:
     """Returns the wanted number of slots; None: as many as the machine carries.
 
-    Raises SettingsError for more than its free memory carries. ``name`` is that of the machine.
+    Raises SettingsError for more than its free memory carries.
     """
     if slots is None:
         return choose(machine, needs)
@@ -90,7 +90,7 @@ def pool_size(slots: int | None, machine: Machine, needs: Needs, name: str = "")
 
         taken = POLICY_MIB + slots * needs.memory_mib
         raise SettingsError(
-            f"{name or 'this machine'}: bsize={slots} emulators take about {taken / 1024:.1f} GB of memory, and "
+            f"bsize={slots} emulators take about {taken / 1024:.1f} GB of memory, and "
             f"{machine.memory_mib / 1024:.1f} GB are free -> set bsize={max(1, most)} or bsize=auto"
         )
     return PoolSize(slots, "")

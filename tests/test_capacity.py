@@ -134,8 +134,6 @@ def test_the_same_checks_a_machine_refuses_more_emulators_than_its_memory_carrie
     """Only doctor did: a run started 1,000 emulators of 410 GB on a machine of 16."""
     machine, needs = Machine(cores=8, memory_mib=16_384), Needs(400, 0.5)
     assert pool_size(39, machine, needs) == PoolSize(39, "") and pool_size(None, machine, needs).slots == 16
-    with pytest.raises(
-        SettingsError, match=r"worker w1: bsize=1000 .* 391\.3 GB .* 16\.0 GB are free -> set bsize=39 or"
-    ):
-        pool_size(1000, machine, needs, "worker w1")
+    with pytest.raises(SettingsError, match=r"bsize=1000 .* 391\.3 GB .* 16\.0 GB are free -> set bsize=39 or"):
+        pool_size(1000, machine, needs)
     assert pool_size(1, Machine(cores=1, memory_mib=100), needs) == PoolSize(1, ""), "one is tried anywhere"

@@ -347,6 +347,8 @@ class Session:
             case "disk":
                 remedy = "make room there and let nothing clean up there, or set worker_temp_path elsewhere"
                 return LinkLostError(name, reason, remedy)
+        if "Traceback (most recent call last)" not in reason:  # it was foreseen, and says what to do
+            return JobError(name, reason)
         remedy = "see the traceback; `parallel=single` runs the same agent and emulator on the host"
         return JobError(name, f"it cannot carry out '{during}': {reason}", remedy)
 

@@ -119,7 +119,7 @@ class Program:
 
     def start_slots(self, job: StartJob) -> PoolSize:
         machine = Machine.here(job.sharers if job.slots is None else 1)
-        chosen = pool_size(job.slots, machine, job.needs, f"worker {job.name}")
+        chosen = pool_size(job.slots, machine, job.needs)
         policies = self._deciders(job)
         chosen = replace(chosen, slots=min(chosen.slots, MOST_SLOTS))
         slots = self._new_slots(job, chosen.slots)

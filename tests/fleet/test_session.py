@@ -154,6 +154,20 @@ def test_a_program_that_does_not_understand_the_greeting_is_replaced() -> None:
 
 
 @pytest.mark.parametrize(
+    ("reason", "said"),
+    [
+        (
+            "bsize=9 emulators take 9 GB of memory -> set bsize=1",
+            "worker w1: bsize=9 emulators take 9 GB of memory -> set bsize=1",
+        ),
+        ("Traceback (most recent call last):\nValueError: no", "it cannot carry out 'Pushed': Traceback"),
+    ],
+)
+def test_what_a_program_foresaw_stands_for_itself(reason: str, said: str) -> None:
+    assert said in str(hung_up(session().receive(messages.Broken("Pushed", reason), b"", 0.0)))
+
+
+@pytest.mark.parametrize(
     ("during", "kind"),
     [
         ("disk", LinkLostError),
