@@ -37,11 +37,7 @@ class Store:
     To open one changes nothing, as others may be at work there.
     """
 
-    def __init__(
-        self,
-        root: Path,
-        write_policy: WritePolicy | None = None,
-    ) -> None:
+    def __init__(self, root: Path, write_policy: WritePolicy | None = None) -> None:
         self.root = root
         self._write_policy = write_policy or FailFast()
         self._landing = root / ".landing"
