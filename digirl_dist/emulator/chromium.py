@@ -14,7 +14,7 @@ import shutil
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from functools import partial
 from pathlib import Path
@@ -119,13 +119,6 @@ class Chromium:
             raise EmulatorError("this Chromium is closed")
         return self._page
 
-    @property
-    def pid(self) -> int:
-        """Of the program that was started; it may have started the browser itself. Raises EmulatorError once closed."""
-        if self._browser is None:
-            raise EmulatorError("this Chromium is closed")
-        return self._browser.pid
-
     def close(self) -> None:
         """End all processes and remove the folder. A second call is harmless."""
         browser, self._browser = self._browser, None
@@ -200,6 +193,10 @@ class Page:
             return self._frames.picture(time.monotonic() + _ANSWER_LIMIT_S)
         found = self._ask(("Page.captureScreenshot", {"format": "png", "optimizeForSpeed": True}))
         return base64.b64decode(found["data"])
+
+    def move(self, to: Point) -> None:
+        """Move the mouse, in pixels of the viewport."""
+        self._ask(_mouse("mouseMoved", to))
 
     def press(self, start: Point, end: Point, clicks: int = 1) -> None:
         """Press the mouse's button at ``start`` and let it go at ``end``, both in pixels of the viewport.
@@ -355,11 +352,7 @@ def _log(folder: str) -> Path:
 
 def browser_program() -> str:
     """Returns the path of the browser of this machine. Raises SettingsError where there is none."""
-    return _program(BROWSERS, "chromium")
-
-
-def _program(names: Sequence[str], package: str) -> str:
-    for name in names:
+    for name in BROWSERS:
         if path := shutil.which(name):
             return path
-    raise SettingsError(f"{' or '.join(names)} is not on PATH of this machine; install it (apt install {package})")
+    raise SettingsError(f"{' or '.join(BROWSERS)} is not on PATH of this machine; install it (apt install chromium)")

@@ -106,6 +106,21 @@ return false;
 """Scrolls the innermost box at a point that can scroll that way; false if there is none."""
 
 
+_MENU_OPENS = """
+const [x, y] = arguments;
+const entry = document.elementFromPoint(x, y)?.closest('[aria-haspopup=true], [aria-haspopup=menu]');
+const menu = entry?.parentElement.querySelector('[role=menu]');
+if (!menu || menu.checkVisibility()) return false;
+const until = performance.now() + 600;  // menus of jQuery open after half of that
+return new Promise(answer => {
+    const look = () => menu.checkVisibility() || performance.now() > until
+        ? answer(menu.checkVisibility()) : setTimeout(look, 10);
+    look();
+});
+"""
+"""Whether the mouse, which lies at a point, opens the closed menu of an entry there without being pressed."""
+
+
 class MiniwobEmulator:
     """One browser, reused over episodes and tasks. Fulfils ``Emulator``.
 
@@ -116,11 +131,12 @@ class MiniwobEmulator:
     An episode has as many steps as the page gives people seconds, at most ``MAX_STEPS``: the pages know which of them
     take long.
 
-    ``tap`` clicks, ``type`` presses keys in the focused field, ``swipe`` scrolls where something under its start can
-    scroll that way and drags otherwise, ``drag`` drags, ``select`` clicks three times, which marks a paragraph,
-    ``back``, ``home`` and ``wait`` do nothing, ``done`` and ``impossible`` give up. A page that was left (by a link,
-    say) ends the episode without reward. A page that acts later, by a timer, shows it in a later step. A wrong click
-    that ends the episode achieves the instruction that names what was clicked.
+    ``tap`` clicks; where that shows a menu before the button is pressed, it pushes nothing, as on phones. ``type``
+    presses keys in the focused field, ``swipe`` scrolls where something under its start can scroll that way and drags
+    otherwise, ``drag`` drags, ``select`` clicks three times, which marks a paragraph, ``back``, ``home`` and ``wait``
+    do nothing, ``done`` and ``impossible`` give up. A page that was left (by a link, say) ends the episode without
+    reward. A page that acts later, by a timer, shows it in a later step. A wrong click that ends the episode achieves
+    the instruction that names what was clicked.
     """
 
     def __init__(self, focus_ring: int) -> None:
@@ -186,7 +202,9 @@ def _carry_out(page: Page, action: DeviceAction) -> None:
     start, end = _pixel(action.x, action.y), _pixel(action.to_x, action.to_y)
     match action.type:
         case "tap":
-            page.press(start, start)
+            page.move(start)
+            if not page.run(_MENU_OPENS, *start):
+                page.press(start, start)
         case "swipe":
             # Content follows the finger: it scrolls towards where the finger came from.
             if not page.run(_SCROLL, *start, start[0] - end[0], start[1] - end[1]):
@@ -212,11 +230,6 @@ def miniwob_tasks(task: str | Sequence[str], split: str = "train") -> list[Task]
     pages = _pages()
     chosen = pages if names == ["all"] else [_page(name, pages) for name in names]
     return [Task(id=page, params={"data_mode": split}) for page in chosen]
-
-
-def every_page(split: str) -> list[Task]:
-    """All tasks there are."""
-    return [Task(id=page, params={"data_mode": split}) for page in _pages()]
 
 
 def _pages() -> list[str]:

@@ -73,6 +73,12 @@ def quoted(utterance: str) -> str:
     return utterance.split('"')[1]
 
 
+def pid_of(emulator: MiniwobEmulator) -> int:
+    """Of the program that was started; it may have started the browser itself."""
+    assert emulator._chromium._browser is not None
+    return emulator._chromium._browser.pid
+
+
 def browsers_of(folder: Path) -> list[psutil.Process]:
     """Living processes that were started with something in ``folder``."""
     found = psutil.process_iter(["cmdline", "status"])
@@ -82,7 +88,7 @@ def browsers_of(folder: Path) -> list[psutil.Process]:
 def kill_browser(emulator: MiniwobEmulator) -> None:
     """The program itself, not the shell script that may have started it."""
     candidates = [
-        process for process in tree(emulator._chromium.pid) if "--remote-debugging-pipe" in command_line(process)
+        process for process in tree(pid_of(emulator)) if "--remote-debugging-pipe" in command_line(process)
     ]
     candidates[-1].kill()
 
@@ -417,8 +423,8 @@ def test_a_browser_that_does_not_run_is_an_emulator_error(
 
 def test_no_process_of_the_browser_listens(emulator: MiniwobEmulator) -> None:
     emulator.reset(Task("click-test-2"), seed=1)
-    assert len(tree(emulator._chromium.pid)) > 2
-    assert listeners(emulator._chromium.pid) == []
+    assert len(tree(pid_of(emulator))) > 2
+    assert listeners(pid_of(emulator)) == []
 
 
 @pytest.mark.parametrize("user", [0, NOBODY])
@@ -610,6 +616,26 @@ def test_a_list_opens_within_the_page_where_it_is_seen_and_touched(emulator: Min
         ask(emulator, script, wanted)
         assert not tap(emulator, "#wanted").ended
         assert tap(emulator, "button").success
+
+
+def test_a_menu_that_opens_under_the_mouse_is_opened_by_a_tap_which_pushes_nothing(emulator: MiniwobEmulator) -> None:
+    deepest = 0
+    for seed in range(8):
+        way = emulator.reset(Task("click-menu"), seed).text.removeprefix("Select ").split(">")
+        deepest = max(deepest, len(way))
+        for name in way:
+            ask(emulator, "$('#menu div').filter((at, o) => o.textContent == arguments[0])[0].id = arguments[0]", name)
+            last = tap(emulator, f"#{name}")
+        assert last.success
+    assert deepest == 3
+
+
+def test_an_entry_whose_menu_opens_by_a_push_is_pushed(emulator: MiniwobEmulator) -> None:
+    emulator.reset(Task("click-test"), seed=0)
+    menu = "<div><b id=entry aria-haspopup=menu>File</b><p id=files role=menu hidden>Open</p></div>"
+    ask(emulator, "area.innerHTML = arguments[0]; entry.onclick = () => files.hidden = false", menu)
+    tap(emulator, "#entry")
+    assert ask(emulator, "return files.hidden") is False
 
 
 @pytest.mark.parametrize(

@@ -38,9 +38,9 @@ class MiniwobSettings(EmulatorPlugin):
         return miniwob_tasks(self.task, split)
 
     def known_tasks(self, split: str) -> Sequence[Task]:
-        from digirl_dist.emulator.miniwob import every_page
+        from digirl_dist.emulator.miniwob import miniwob_tasks
 
-        return every_page(split)
+        return miniwob_tasks("all", split)
 
     def can_run(self, task: Task, judged_elsewhere: bool) -> bool:
         return False
