@@ -15,7 +15,7 @@ import msgspec
 from digirl_dist.bridges.remote import Machine, Remote
 from digirl_dist.errors import EmulatorError, WorkerError
 from digirl_dist.settings import LimitSettings
-from digirl_dist.types import Natural
+from digirl_dist.types import Json, Natural
 
 _MOST_BYTES = 64 << 20
 """Of one answer."""
@@ -42,11 +42,18 @@ class _Program:
         threading.Thread(target=self._read, name=f"sessions-{remote.name}", daemon=True).start()
 
     def open(self, number: int) -> queue.Queue[_Told | WorkerError]:
-        """Raises WorkerError."""
         with self._lock:
-            if self.lost is not None:
-                raise self.lost
             return self.told.setdefault(number, queue.Queue(1))
+
+    def write(self, message: Mapping[str, Json]) -> None:
+        """Raises WorkerError, and so does everything from then on."""
+        if self.lost is not None:
+            raise self.lost
+        try:
+            self.remote.write(message)
+        except WorkerError as error:
+            self._lose(error)
+            raise
 
     def _read(self) -> None:
         try:
@@ -72,7 +79,6 @@ class Session:
     """One environment on a worker, which may be lost."""
 
     def __init__(self, program: _Program, number: int, variables: Mapping[str, str]) -> None:
-        """Raises WorkerError."""
         self.worker = program.remote.name
         self.program = program
         self._number = number
@@ -81,9 +87,7 @@ class Session:
 
     def say(self, message: str, limit_s: float) -> str:
         """Returns the environment's answer. Raises WorkerError or EmulatorError if there is none."""
-        if self.program.lost is not None:
-            raise self.program.lost
-        self.program.remote.write({"session": self._number, "variables": self._variables, "say": message})
+        self.program.write({"session": self._number, "variables": self._variables, "say": message})
         try:
             told = self._told.get(timeout=limit_s)
         except queue.Empty:
@@ -97,7 +101,7 @@ class Session:
     def close(self) -> None:
         self.program.told.pop(self._number, None)
         with suppress(WorkerError):  # it is gone as it is
-            self.program.remote.write({"session": self._number})
+            self.program.write({"session": self._number})
 
 
 class Sessions:

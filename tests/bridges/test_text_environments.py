@@ -17,8 +17,9 @@ from process_watch import ssh_server
 from tiny_model import TAPS
 
 from digirl_dist.bridges.openenv import openenv_fleet
+from digirl_dist.bridges.sessions import _Program
 from digirl_dist.bridges.trl_environment import FleetEnvironment
-from digirl_dist.errors import EmulatorError
+from digirl_dist.errors import EmulatorError, WorkerError
 
 pytestmark = pytest.mark.system
 
@@ -69,6 +70,18 @@ def test_trls_environment_has_a_tool_and_no_reward_once_it_is_lost() -> None:
         assert other.get_reward() is None, "TRL leaves an episode without a reward out"
         with pytest.raises(EmulatorError, match="no worker is left"):
             other.reset(**row)
+
+
+def test_a_worker_is_lost_as_soon_as_nothing_can_be_sent_to_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Before the thread that reads its answers has noticed: else the next episode would begin there."""
+    monkeypatch.setattr(_Program, "_read", lambda program: None)
+    with openenv_fleet([*PHONE, "dry_run_workers=1", "limits.episode_attempts=1"]) as fleet:
+        session = fleet._sessions.open({})
+        fleet._sessions._machines["localhost-0"].connection.close()
+        with pytest.raises(WorkerError) as error:
+            session.say("{}", 1)
+        fleet._sessions.lose(session, error.value)
+        assert not fleet.workers
 
 
 def test_an_episode_of_trls_that_cannot_begin_has_no_reward_and_does_not_end_the_training() -> None:
