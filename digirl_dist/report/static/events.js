@@ -90,7 +90,7 @@ async function logOf(run, worker, slot) {
   const text = await source.log(run.name, worker, slot ?? "").catch(() => "");
   if (text) return el("section", { class: "log" }, el("h2", {}, title), el("pre", { class: "card", tabindex: 0, role: "region", "aria-label": title }, text));
   const line = logLine(run, worker, slot);
-  return el("section", { class: "log" }, el("h2", {}, title), line ? copyable("The log is on the worker; this reads its end:", line) : el("p", { class: "hint" }, "It was written beside the emulators of this run's own machine, and went with them; the reasons below quote its last lines."));
+  return el("section", { class: "log" }, el("h2", {}, title), line ? copyable("The log is on the worker; this reads its end:", line) : el("p", { class: "hint" }, "It was written beside the emulators of this run's own machine, and went with them; what failed quotes its last lines."));
 }
 
 // As a worker is called after its entry.

@@ -77,7 +77,7 @@ function overviewTable(runs, colours, order, change, state, refresh) {
       el("td", {}, algorithm(run)),
       el("td", {}, rate(last(run))),
       el("td", {}, rate(best(run))),
-      el("td", {}, `${short(sum(known(run, "episodes")))} in ${run.metrics.length} iterations`),
+      el("td", {}, `${short(sum(known(run, "episodes")))} in ${run.metrics.length} iteration${run.metrics.length === 1 ? "" : "s"}`),
       el("td", {}, figure(hours(run))),
       el("td", {}, figure(slotHours(run))),
     );
