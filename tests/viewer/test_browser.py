@@ -226,7 +226,7 @@ def test_a_page_that_is_loaded_anew_keeps_its_filters(browser: Browser) -> None:
     ],
 )
 def test_an_address_that_nobody_made_shows_what_there_is(browser: Browser, address: str, says: str) -> None:
-    browser.go(address)
+    browser.page.run("location.hash = arguments[0]", address)  # the page may correct it at once
     browser.says(says)
 
 
