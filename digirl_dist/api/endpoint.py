@@ -81,6 +81,7 @@ class Endpoint:
     def __post_init__(self) -> None:
         """Raises SettingsError for values that cannot be used."""
         refuse_address("Endpoint(url=…)", self.url)
+        arguments.name("Endpoint(model=…)", self.model)
         arguments.whole("at_once", self.at_once, 1, _MOST_AT_ONCE)
         self.settings  # noqa: B018 - it is checked
 

@@ -156,7 +156,8 @@ class _Commands:
     async def run(self, channel: asyncssh.SSHServerProcess[bytes]) -> None:
         """Runs the channel's command on the channel's streams until the command ends or the channel closes."""
         shell = await asyncio.create_subprocess_exec(
-            *_shell(channel.command),
+            "/bin/sh",
+            *(["-c", channel.command] if channel.command else []),
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
@@ -228,10 +229,6 @@ def _home() -> Path:
     """Returns where commands start: as with ``sshd``, the root folder where the user has no home."""
     home = os.path.expanduser("~")
     return Path(home if os.access(home, os.X_OK) else "/")
-
-
-def _shell(command: str | None) -> list[str]:
-    return ["/bin/sh", "-c", command] if command else ["/bin/sh"]
 
 
 def _kill_group(group: int) -> None:

@@ -22,11 +22,7 @@ def _finite(value: Json) -> Json:
         case float():
             return value if math.isfinite(value) else None
         case dict():
-            return {_finite_key(key): _finite(entry) for key, entry in value.items()}
+            return {str(key) if isinstance(key, float) else key: _finite(entry) for key, entry in value.items()}
         case list() | tuple():
             return [_finite(entry) for entry in value]
     return value
-
-
-def _finite_key(key: Json) -> Json:
-    return str(key) if isinstance(key, float) else key

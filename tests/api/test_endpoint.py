@@ -170,6 +170,8 @@ def test_what_fails_is_a_loss_to_the_agent_and_no_reward_of_0(
     [
         ({"url": "localhost"}, r"Endpoint\(url=…\) is no plain address"),
         ({"at_once": 0}, "at_once=0"),
+        ({"model": 3}, r"Endpoint\(model=…\)=3 is no text"),
+        ({"model": ""}, r"Endpoint\(model=…\)='' is no text"),
         ({"coordinates": "inches"}, "coordinates must be .*, not 'inches'"),
     ],
 )
