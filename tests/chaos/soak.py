@@ -163,8 +163,9 @@ def _viewed(run: Path, folder: Path, stack: ExitStack) -> str:
 
 
 def _rounds(run: Path) -> int:
-    """Returns how many rounds are stored."""
-    return 1 + max((int(path.stem) for path in run.glob("trajectories/[0-9]*.parquet")), default=-1)
+    """Returns how many rounds are stored: of training, or of a policy that is only measured."""
+    stored = [*run.glob("trajectories/[0-9]*.parquet"), *run.glob("evaluation/000000/[0-9]*.parquet")]
+    return 1 + max((int(path.stem) for path in stored), default=-1)
 
 
 def _look(iteration: int, processes: Sequence[psutil.Process]) -> list[Sample]:
@@ -181,6 +182,8 @@ def _look(iteration: int, processes: Sequence[psutil.Process]) -> list[Sample]:
 
 
 def _show(found: Mapping[tuple[str, str], tuple[float, float]]) -> bool:
+    if not found:
+        raise RuntimeError("nothing was looked at after the warm-up: no round was stored, or there were too few")
     print(f"{'':24}{'first third':>12}{'last third':>12}{'':>4}(after the warm-up)")
     grown = False
     for (role, kind), (before, after) in found.items():
