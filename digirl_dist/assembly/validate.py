@@ -108,8 +108,11 @@ def refuse_unstartable(settings: Settings, rank: Rank | None = None, command: Co
 
         for server in settings.engine.servers:
             reach(server)
-    if command is not Command.fleet and isinstance(agent_plugin(settings), CustomAgentSettings):
-        agent_plugin(settings).build(device.spec)
+    match agent_plugin(settings):
+        case CustomAgentSettings() as agent if command is not Command.fleet:
+            agent.build(device.spec)
+        case VlmSettings() as agent if command is Command.run:
+            agent.reach()
     if settings.algorithm.entry_point is not None:
         build_algorithm(settings, device)
     if command is Command.run and only_measures(settings):

@@ -115,10 +115,6 @@ def _box(label: Label) -> tuple[float, float, float, float]:
     return label.left, label.top, label.right, label.bottom
 
 
-def _area(label: Label) -> float:
-    return (label.right - label.left) * (label.bottom - label.top)
-
-
 def _touched(action: DeviceAction, labels: Sequence[Label]) -> str:
     """The name of the smallest label at the action's point; empty if there is none."""
     if "x" not in DeviceAction.FIELDS[action.type]:
@@ -126,7 +122,7 @@ def _touched(action: DeviceAction, labels: Sequence[Label]) -> str:
     here = [
         label for label in labels if label.left <= action.x <= label.right and label.top <= action.y <= label.bottom
     ]
-    return min(here, key=_area).name if here else ""
+    return min(here, key=lambda one: (one.right - one.left) * (one.bottom - one.top)).name if here else ""
 
 
 def _fine(label: Label) -> list[int]:

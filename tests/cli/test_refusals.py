@@ -254,7 +254,9 @@ MORE_HABITS = {
     "run dry_run=true worker_ips=[a]": "worker_ips is not read with dry_run=true: add dry_run=false, or leave",
     "run parallel=single inference=host": "inference is not read with parallel=single: add parallel=host",
     "run dry_run=true train_algorithm=grpo rollout_size=100": "no multiple of algorithm.grpo.group_size=8, as 96 is",
-    "run dry_run=true train_algorithm=grpo algorithm.grpo.group_size=1": "group_size=1 compares an episode with nothing",
+    "run dry_run=true train_algorithm=grpo algorithm.grpo.group_size=1": "compares an episode with nothing",
+    # a model that is nowhere
+    "run dry_run=true agent=vlm agent.model=Qwen/no-such-model": "is no folder of this machine, and the hub",
     # files of another kind, and secrets
     "run dry_run=true train_mode=offline offline.data=[/dev/null]": "name a run's folder trajectories, an exported",
     "run dry_run=true task_set=/tmp/mine.csv": "and yours are files that end in .txt, .yaml or .json",

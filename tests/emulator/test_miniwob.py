@@ -87,9 +87,7 @@ def browsers_of(folder: Path) -> list[psutil.Process]:
 
 def kill_browser(emulator: MiniwobEmulator) -> None:
     """The program itself, not the shell script that may have started it."""
-    candidates = [
-        process for process in tree(pid_of(emulator)) if "--remote-debugging-pipe" in command_line(process)
-    ]
+    candidates = [process for process in tree(pid_of(emulator)) if "--remote-debugging-pipe" in command_line(process)]
     candidates[-1].kill()
 
 

@@ -8,9 +8,11 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from digirl_dist.agent.plugins import WritingAgentPlugin, check_tokens
+from digirl_dist.errors import SettingsError
+from digirl_dist.plain_text import in_short
 from digirl_dist.settings.expert import MISSING, expert
 from digirl_dist.settings.extras import extra_needed
-from digirl_dist.settings.paths import Elsewhere
+from digirl_dist.settings.paths import Elsewhere, expanded
 from digirl_dist.settings.plugins import values
 from digirl_dist.settings.ranges import Few, Positive, Share
 
@@ -19,6 +21,8 @@ if TYPE_CHECKING:
     from digirl_dist.emulator import EmulatorSpec
     from digirl_dist.trajectory import Observation
     from digirl_dist.types import Json
+
+_HUB_S = 10.0
 
 
 class ModelDtype(Enum):
@@ -68,6 +72,19 @@ class VlmSettings(WritingAgentPlugin):
     """Recompute each layer's activations in the backward pass instead of keeping them: less memory, more time."""
     processor: dict[str, Any] = expert({})
     """Further arguments of the model's processor, such as ``max_pixels``."""
+
+    def reach(self) -> None:
+        """Raises SettingsError for a model that is no folder here, not in this machine's cache, and not on the hub."""
+        with extra_needed("agent=vlm", "transformers and peft", "vlm"):
+            from huggingface_hub import model_info, try_to_load_from_cache
+        try:
+            if not expanded(self.model, "agent.model").is_dir() and not try_to_load_from_cache(
+                self.model, "config.json"
+            ):
+                model_info(self.model, timeout=_HUB_S)
+        except Exception as error:  # its client has many
+            why = f"is no folder of this machine, and the hub is of no help: {in_short(error, 300)}"
+            raise SettingsError(f"agent.model={self.model} {why}") from error
 
     def build(self, spec: EmulatorSpec) -> AgentFactory:
         with extra_needed("agent=vlm", "transformers and peft", "vlm"):

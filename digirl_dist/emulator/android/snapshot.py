@@ -1,4 +1,4 @@
-"""Makes the snapshot from which instances start: ``python -m digirl_dist.emulator.android.snapshot AVD NAME``.
+"""Makes the snapshot from which instances start: ``python -m digirl_dist.emulator.android.snapshot AVD SNAPSHOT``.
 
 Boots the AVD once from cold, without ``-read-only``, runs the commands of ``reset_commands`` and saves its state.
 """
@@ -6,7 +6,7 @@ Boots the AVD once from cold, without ``-read-only``, runs the commands of ``res
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 
@@ -50,12 +50,13 @@ def save_snapshot(
         raise EmulatorError(f"the emulator said that it saved {name!r}, but {avd.content} has no such snapshot")
 
 
-def main(argv: list[str]) -> int:
+def command(argv: Sequence[str], module: str, save: Callable[[AndroidOptions, str], None]) -> int:
+    """Returns the exit status of ``python -m digirl_dist.emulator.MODULE AVD SNAPSHOT``; ``argv`` are the last two."""
     if len(argv) != 2:
-        sys.stderr.write("usage: python -m digirl_dist.emulator.android.snapshot AVD NAME\n")
+        sys.stderr.write(f"usage: python -m digirl_dist.emulator.{module} AVD SNAPSHOT\n")
         return 2
     try:
-        save_snapshot(AndroidOptions(avd=argv[0]), argv[1])
+        save(AndroidOptions(avd=argv[0]), argv[1])
     except DigirlDistError as error:
         sys.stderr.write(f"{error}\n")
         return 1
@@ -63,4 +64,4 @@ def main(argv: list[str]) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    sys.exit(command(sys.argv[1:], "android.snapshot", save_snapshot))

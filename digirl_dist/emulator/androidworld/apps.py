@@ -12,10 +12,9 @@ from functools import partial
 from digirl_dist.emulator.android.adb import AdbServer
 from digirl_dist.emulator.android.adb_device import AndroidDevice
 from digirl_dist.emulator.android.options import AndroidOptions
-from digirl_dist.emulator.android.snapshot import save_snapshot
+from digirl_dist.emulator.android.snapshot import command, save_snapshot
 from digirl_dist.emulator.android.source import AvdInstance
 from digirl_dist.emulator.androidworld import blamed, package_needed
-from digirl_dist.errors import DigirlDistError
 
 _INSTALL_S = 600.0
 """Longest installation of one app."""
@@ -32,20 +31,12 @@ def install_apps(settings: AndroidOptions, instance: AvdInstance, server: AdbSer
         setup.setup_apps(world.world_of(adb, device.frame, device.window))
 
 
-def main(argv: list[str]) -> int:
-    if len(argv) != 2:
-        sys.stderr.write("usage: python -m digirl_dist.emulator.androidworld.apps AVD SNAPSHOT\n")
-        return 2
-    settings = AndroidOptions(avd=argv[0])
-    try:
-        with package_needed():
-            import android_world  # noqa: F401  # before the AVD boots
-        save_snapshot(settings, argv[1], partial(install_apps, settings))
-    except DigirlDistError as error:
-        sys.stderr.write(f"{error}\n")
-        return 1
-    return 0
+def save_with_apps(settings: AndroidOptions, name: str) -> None:
+    """Raises SettingsError or EmulatorError with the remedy."""
+    with package_needed():
+        import android_world  # noqa: F401  # before the AVD boots
+    save_snapshot(settings, name, partial(install_apps, settings))
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    sys.exit(command(sys.argv[1:], "androidworld.apps", save_with_apps))

@@ -17,6 +17,7 @@ from emulator.androidworld.stand_in_package import stand_in_package
 
 from digirl_dist.assembly.parts import build_device
 from digirl_dist.doctor.setup import steps
+from digirl_dist.emulator.android import snapshot
 from digirl_dist.emulator.android.emulator import AndroidEmulator
 from digirl_dist.emulator.androidworld import androidworld_tasks, apps, every_task
 from digirl_dist.emulator.androidworld.emulator import AndroidWorldEmulator
@@ -172,8 +173,7 @@ def test_the_apps_are_put_into_the_snapshot_from_which_instances_start(
     monkeypatch.setenv("HOME", str(tmp_path))
     make_token(tmp_path)
     sdk = make_sdk(tmp_path, snapshots=())
-    monkeypatch.setattr(apps, "AndroidOptions", lambda avd: like(sdk.settings(avd=avd)))
-    assert apps.main(["demo", "digirl"]) == 0
+    apps.save_with_apps(like(sdk.settings(avd="demo")), "digirl")
     [made] = sdk.events("start")
     assert "-read-only" not in made["argv"]
     assert not [word for word in made["argv"] if "grpc" in word], "a port that anyone could use"
@@ -227,8 +227,9 @@ def test_the_command_that_installs_apps_says_so_before_it_boots_anything(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setitem(sys.modules, "android_world", None)
-    assert apps.main(["demo", "digirl"]) == 1 and "docs/android.md" in capsys.readouterr().err
-    assert apps.main(["demo"]) == 2
+    asked = "androidworld.apps", apps.save_with_apps
+    assert snapshot.command(["demo", "digirl"], *asked) == 1 and "docs/android.md" in capsys.readouterr().err
+    assert snapshot.command(["demo"], *asked) == 2
 
 
 def test_it_is_an_android_device_for_the_doctor_and_setup(package: None) -> None:
