@@ -11,6 +11,7 @@ import torch
 from PIL import Image
 
 from digirl_dist.errors import TrajectoryError
+from digirl_dist.storage.digest import digest
 
 _CACHED_BYTES = 256 * 2**20
 _RECENT = 64
@@ -26,8 +27,8 @@ class Pictures:
     def __init__(self, size: tuple[int, int]) -> None:
         self.size = size
         self._capacity = _CACHED_BYTES // (3 * size[0] * size[1])
-        self._decoded: OrderedDict[bytes, torch.Tensor] = OrderedDict()
-        self._recent: OrderedDict[bytes, torch.Tensor] = OrderedDict()
+        self._decoded: OrderedDict[str, torch.Tensor] = OrderedDict()
+        self._recent: OrderedDict[str, torch.Tensor] = OrderedDict()
 
     def decoded(self, images: Sequence[bytes | None]) -> torch.Tensor:
         """Raises TrajectoryError for what is missing or no picture."""
@@ -40,12 +41,10 @@ class Pictures:
     def _stacked(self, pictures: list[torch.Tensor]) -> torch.Tensor:
         return torch.stack(pictures) if pictures else torch.empty(0, 3, *self.size, dtype=torch.uint8)
 
-    def _recall(self, image: bytes | None, known: OrderedDict[bytes, torch.Tensor], capacity: int) -> torch.Tensor:
-        found = known.get(image) if image is not None else None
-        if found is None:
-            found = decode(image, self.size)
-            assert image is not None
-            known[image] = found
+    def _recall(self, image: bytes | None, known: OrderedDict[str, torch.Tensor], capacity: int) -> torch.Tensor:
+        key = digest(image or b"")  # and not the screenshot, which may be far larger than what is kept of it
+        if (found := known.get(key)) is None:
+            found = known[key] = decode(image, self.size)
             if len(known) > capacity:
                 known.popitem(last=False)
         return found

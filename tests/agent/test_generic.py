@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import math
+import sys
 from typing import Any
 
 import numpy as np
@@ -12,6 +13,7 @@ import torch
 from PIL import Image
 
 from digirl_dist.agent.generic import GenericPolicy
+from digirl_dist.agent.pixels import Pictures
 from digirl_dist.emulator import BoxActions, DiscreteActions, EmulatorSpec
 from digirl_dist.errors import TrajectoryError
 from digirl_dist.settings import GenericAgentSettings
@@ -109,3 +111,12 @@ def test_an_observation_of_another_emulator_is_refused_by_its_shape(vector: np.n
     made = GenericAgentSettings().build(SPECS["vector to discrete"])()
     with pytest.raises(TrajectoryError, match=f"an observation has {shown}; this agent needs 4 numbers"):
         act(made, [Observation(vector=vector)], [1])
+
+
+@pytest.mark.parametrize("look", [Pictures.decoded, Pictures.remembered])
+def test_a_screenshot_is_decoded_once_and_not_kept(look: Any) -> None:
+    """Only the small picture counts in what is kept, and a screenshot may be a hundred times as large."""
+    pictures, shots = Pictures((36, 36)), [picture(shade) for shade in range(3)]
+    first = look(pictures, shots)
+    assert torch.equal(look(pictures, shots[::-1]), first.flip(0))
+    assert all(sys.getrefcount(shot) == 3 for shot in shots), "the list, the name and the argument"

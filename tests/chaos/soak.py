@@ -139,7 +139,7 @@ def soak(mode: Mode, rounds: int, more: Sequence[str]) -> list[Sample]:
         samples: list[Sample] = []
         while host.poll() is None:
             time.sleep(_EVERY_S)
-            samples += _look(_rounds(run), processes_with(folder))
+            samples += _look(_rounds(run), processes_with(folder, environment=True))
         if host.returncode != 0:
             raise RuntimeError(f"the run ended with status {host.returncode}: {log.read_text()[-2000:]}")
     return samples
