@@ -55,6 +55,8 @@ def type_of(kind):
             return " or ".join(f"`{value}`" for value in values)
         case structure.NoneType():
             return "null"
+        case structure.BoolType():
+            return "true or false"
         case structure.AnyType():
             return "any JSON"
     return str(kind.cls.__name__)

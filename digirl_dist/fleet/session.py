@@ -241,8 +241,8 @@ class Session:
                 self._say(message)
             case Heartbeat():
                 self._compare(message, now)
-            case Broken(during, reason):
-                raise self._broken(during, reason)
+            case Broken():
+                raise self._broken(message)
             case Acting() | EpisodeFailed() | SlotChanged() | SlotSeconds():
                 pass  # a ticket that was dropped meanwhile, or what a former host asked for
             case _:
@@ -322,9 +322,9 @@ class Session:
             self._rim.tell(ClaimsRefused(name, claimed))
             self._drop(claimed, "faults")
 
-    def _broken(self, during: str, reason: str) -> WorkerError:
-        name = self._spec.name
-        match during.lower():
+    def _broken(self, told: Broken) -> WorkerError:
+        name, reason = self._spec.name, told.reason
+        match told.during.lower():
             case "hello":
                 return ProgramSilent(name, f"a program of another version serves this run; it is replaced ({reason})")
             case "host":
@@ -347,10 +347,10 @@ class Session:
             case "disk":
                 remedy = "make room there and let nothing clean up there, or set worker_temp_path elsewhere"
                 return LinkLostError(name, reason, remedy)
-        if "Traceback (most recent call last)" not in reason:  # it was foreseen, and says what to do
+        if told.foreseen:
             return JobError(name, reason)
         remedy = "see the traceback; `parallel=single` runs the same agent and emulator on the host"
-        return JobError(name, f"it cannot carry out '{during}': {reason}", remedy)
+        return JobError(name, f"it cannot carry out '{told.during}': {reason}", remedy)
 
 
 def _parts(tickets: Sequence[Ticket], sizes: Mapping[Key, int]) -> Iterator[Sequence[Ticket]]:

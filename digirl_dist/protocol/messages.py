@@ -355,10 +355,11 @@ class Heartbeat(_Message, frozen=True):
 
 
 class Broken(_Message, frozen=True):
-    """The program cannot carry out an order; ``during`` names it."""
+    """The program cannot carry out an order; ``during`` names it. What was ``foreseen`` says what to do."""
 
     during: Name
     reason: Reason
+    foreseen: bool = False
 
 
 HostMessage = (

@@ -226,7 +226,7 @@ class ProgramCore:
         """Ends the job, whose agent or slots raised what nobody expects."""
         self._forget_job()
         with self._reporting("act"):
-            self._rim.send(Broken("act", _reason(error)))
+            self._rim.send(_broken("act", error))
             self._rim.close_slots()
 
     @contextmanager
@@ -237,7 +237,7 @@ class ProgramCore:
         except DiskRefusedError as error:  # it tries again over a new connection
             self._rim.send(Broken("disk", shortened(str(error))))
         except Exception as error:
-            self._rim.send(Broken(during, _reason(error)))
+            self._rim.send(_broken(during, error))
         self._settled = (list(self._held), self._order)
 
     def _written(self, finished: Finished) -> EpisodeReady | EpisodeFailed:
@@ -414,8 +414,8 @@ def _digests(policy: LoadPolicy) -> list[str]:
     return sorted({entry.digest for entry in policy.tensors.values()})
 
 
-def _reason(error: Exception) -> str:
+def _broken(during: str, error: Exception) -> Broken:
     """Returns what the error says, with the innermost calls if it was not foreseen."""
     if isinstance(error, DigirlDistError):
-        return shortened(str(error))
-    return shortened("".join(traceback.format_exception(error, limit=-6)))
+        return Broken(during, shortened(str(error)), foreseen=True)
+    return Broken(during, shortened("".join(traceback.format_exception(error, limit=-6))))

@@ -154,17 +154,14 @@ def test_a_program_that_does_not_understand_the_greeting_is_replaced() -> None:
 
 
 @pytest.mark.parametrize(
-    ("reason", "said"),
+    ("reason", "foreseen", "said"),
     [
-        (
-            "bsize=9 emulators take 9 GB of memory -> set bsize=1",
-            "worker w1: bsize=9 emulators take 9 GB of memory -> set bsize=1",
-        ),
-        ("Traceback (most recent call last):\nValueError: no", "it cannot carry out 'Pushed': Traceback"),
+        ("9 emulators take 9 GB -> set bsize=1", True, "worker w1: 9 emulators take 9 GB -> set bsize=1"),
+        ("… line 9, in long\nValueError: no", False, "it cannot carry out 'Pushed': … line 9"),
     ],
 )
-def test_what_a_program_foresaw_stands_for_itself(reason: str, said: str) -> None:
-    assert said in str(hung_up(session().receive(messages.Broken("Pushed", reason), b"", 0.0)))
+def test_what_a_program_foresaw_stands_for_itself(reason: str, foreseen: bool, said: str) -> None:
+    assert said in str(hung_up(session().receive(messages.Broken("Pushed", reason, foreseen), b"", 0.0)))
 
 
 @pytest.mark.parametrize(

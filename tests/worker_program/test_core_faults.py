@@ -116,7 +116,7 @@ def test_an_error_that_is_meant_for_people_comes_without_a_traceback() -> None:
     host.program.raises["write"] = CheckpointError("an action that no JSON can hold")
     host.say(Lease(1, tickets(1)))
     host.wait(1.4)
-    assert host.heard[-1] == Broken("episode", "an action that no JSON can hold")
+    assert host.heard[-1] == Broken("episode", "an action that no JSON can hold", foreseen=True)
 
 
 def test_a_job_that_cannot_be_built_is_said_to_be_broken_and_may_be_told_again() -> None:
