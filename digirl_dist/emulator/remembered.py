@@ -90,8 +90,8 @@ def _taken(text: str, mark: str, read: Callable[[Any], _Part]) -> tuple[str, lis
 
 
 def _memory_json(memory: Memory) -> dict[str, Json]:
-    touched: dict[str, Json] = {"on": memory.on} if memory.on else {}
-    return {**memory.action.to_json(), "here": memory.here, **touched}
+    named: dict[str, Json] = {"on": memory.on} if memory.on else {}
+    return {**memory.action.to_json(), "here": memory.here, **named}
 
 
 def _memory(value: dict[str, Json]) -> Memory:
@@ -115,14 +115,12 @@ def _box(label: Label) -> tuple[float, float, float, float]:
     return label.left, label.top, label.right, label.bottom
 
 
-def _touched(action: DeviceAction, labels: Sequence[Label]) -> str:
-    """The name of the smallest label at the action's point; empty if there is none."""
+def touched(action: DeviceAction, labels: Sequence[Label]) -> Label | None:
+    """Returns the smallest label at the action's point; None if there is none."""
     if "x" not in DeviceAction.FIELDS[action.type]:
-        return ""
-    here = [
-        label for label in labels if label.left <= action.x <= label.right and label.top <= action.y <= label.bottom
-    ]
-    return min(here, key=lambda one: (one.right - one.left) * (one.bottom - one.top)).name if here else ""
+        return None
+    here = [one for one in labels if one.left <= action.x <= one.right and one.top <= action.y <= one.bottom]
+    return min(here, key=lambda one: (one.right - one.left) * (one.bottom - one.top), default=None)
 
 
 def _fine(label: Label) -> list[int]:
@@ -225,7 +223,8 @@ class RememberedEmulator(_Wrapped):
     def step(self, action: Json) -> Transition:
         """Raises ActionError for what is no device action."""
         chosen = DeviceAction.from_json(action)
-        self._past.append((chosen, self._screen, _touched(chosen, self._shown)))
+        on = touched(chosen, self._shown)
+        self._past.append((chosen, self._screen, on.name if on else ""))
         answer = self._carry_out(chosen)
         return replace(answer, observation=self._remembering(answer.observation))
 

@@ -16,7 +16,7 @@ import msgspec
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from digirl_dist.emulator.remembered import recalled
+from digirl_dist.emulator.remembered import recalled, touched
 from digirl_dist.emulator.touch_actions import SAID, TOKENS, UNREAD, DeviceAction
 from digirl_dist.errors import ActionError, RunFolderError
 from digirl_dist.protocol.job_folder import JobFolder
@@ -303,11 +303,8 @@ def _touched(step: Step) -> str:
         at, labels = DeviceAction.from_json(step.action), recalled(step.observation.text).labels
     except (ActionError, TypeError, RecursionError):
         return ""
-    there = [each for each in labels if each.left <= at.x <= each.right and each.top <= at.y <= each.bottom]
-    if not there or "x" not in DeviceAction.FIELDS[at.type]:
-        return ""
-    smallest = min(there, key=lambda each: (each.right - each.left) * (each.bottom - each.top))
-    return f"{smallest.role} “{_short(smallest.name, 40)}”".strip()
+    found = touched(at, labels)
+    return f"{found.role} “{_short(found.name, 40)}”".strip() if found else ""
 
 
 def _seen(observation: Observation) -> dict[str, Json]:

@@ -77,10 +77,9 @@ class VlmSettings(WritingAgentPlugin):
         """Raises SettingsError for a model that is no folder here, not in this machine's cache, and not on the hub."""
         with extra_needed("agent=vlm", "transformers and peft", "vlm"):
             from huggingface_hub import model_info, try_to_load_from_cache
+        folder = expanded(self.model, "agent.model")
         try:
-            if not expanded(self.model, "agent.model").is_dir() and not try_to_load_from_cache(
-                self.model, "config.json"
-            ):
+            if not folder.is_dir() and not try_to_load_from_cache(self.model, "config.json"):
                 model_info(self.model, timeout=_HUB_S)
         except Exception as error:  # its client has many
             why = f"is no folder of this machine, and the hub is of no help: {in_short(error, 300)}"
