@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import zlib
 from collections.abc import Sequence
 
 import numpy as np
@@ -13,7 +14,7 @@ from single_steps import row_of
 
 from digirl_dist.agent.device.batch import labels_of
 from digirl_dist.agent.device.policy import DevicePolicy
-from digirl_dist.agent.device.reading import hashed_words, read, words_of
+from digirl_dist.agent.device.reading import WORD_BUCKETS, hashed_words, read, words_of
 from digirl_dist.agent.device.touch import TouchGrid, middle
 from digirl_dist.algorithm.imitation import Imitation
 from digirl_dist.emulator import DeviceActions, EmulatorSpec, Label
@@ -92,6 +93,20 @@ def test_a_label_is_described_by_its_rank_and_by_what_stands_before_it() -> None
     assert set(hashed_words("ann")) < set(read(told("Star Ann", labels=rows), labels=True).places[0].words)
     assert len({tuple(first), tuple(second), tuple(third)}) == 3
     assert words_of("-3 a-b 4-5") == ["-3", "a", "b", "4", "5"]
+
+
+def test_a_number_is_described_by_its_parity_and_by_its_rank_among_those_named_alike() -> None:
+    names = ["Book for $120", "Odd", "-7", "Book for $99", "8", "9" * 400]
+    rows = read(told("Buy", labels=[Label(name, "", *WHOLE) for name in names]), labels=True).places
+    dear, odd, seven, cheap, eight, _ = [set(row.words) for row in rows]
+    assert bucket("odd number") in seven & cheap and bucket("even number") in eight & dear
+    assert bucket("1 are smaller") in dear & eight and bucket("1 are larger") in cheap & seven
+    assert bucket("1 are smaller") not in odd | cheap, "only names that differ in numbers alone are compared"
+    assert bucket("before odd number") in odd and bucket("behind even number") in odd
+
+
+def bucket(description: str) -> int:
+    return zlib.crc32(description.encode()) % WORD_BUCKETS
 
 
 def test_what_can_be_typed_are_quotes_words_and_names_each_once() -> None:

@@ -9,7 +9,7 @@ from torch import nn
 from torch.nn import functional
 
 from digirl_dist.agent.device.planes import TRACE_PLANES
-from digirl_dist.agent.device.reading import WORD_BUCKETS
+from digirl_dist.agent.device.reading import LABEL_FLAGS, TEXT_FLAGS, WORD_BUCKETS
 from digirl_dist.agent.device.touch import TouchGrid
 
 STRIDE = 8
@@ -73,7 +73,7 @@ class Encoder(nn.Module):
         self._look_query = nn.Linear(width, _HEADS * width)
         self._placed = placed
         if reads:
-            self._label = nn.Sequential(nn.Linear(2 * width, width), nn.LayerNorm(width), nn.ReLU())
+            self._label = nn.Sequential(nn.Linear(2 * width + LABEL_FLAGS, width), nn.LayerNorm(width), nn.ReLU())
         self.feature_size = width + _HEADS * width + width + 2
 
     def forward(self, images: torch.Tensor, texts: Bags, planes: torch.Tensor, labels: Labels | None = None) -> Seen:
@@ -101,10 +101,10 @@ class Encoder(nn.Module):
         return found
 
     def _labels(self, cells: torch.Tensor, labels: Labels) -> torch.Tensor:
-        """The tokens of labels: their words, and what the cell of their middle shows, [B, L, width]."""
+        """The tokens of labels: their words and flags, and what the cell of their middle shows, [B, L, width]."""
         words = self._words(*labels.words).unflatten(0, labels.cells.shape)
         shown = cells.gather(1, labels.cells[:, :, None].expand(-1, -1, cells.shape[2]))
-        found: torch.Tensor = self._label(torch.cat([words, shown], dim=2))
+        found: torch.Tensor = self._label(torch.cat([words, shown, labels.flags], dim=2))
         return found
 
 
@@ -127,13 +127,14 @@ class Texts(nn.Module):
     def __init__(self, width: int) -> None:
         super().__init__()
         self._query = nn.Linear(2 * width, width)
-        self._key = nn.Linear(width, width)
+        self._key = nn.Linear(width + TEXT_FLAGS, width)
         self._prior = nn.Parameter(torch.tensor([4.0, 0.7, 2.0, 1.5, -3.0]))
 
     def forward(self, seen: Seen, place: torch.Tensor, words: torch.Tensor, flags: torch.Tensor) -> torch.Tensor:
         """Returns logits [B, T]; ``place`` [B, width] is its token or 0, ``words`` are [B, T, width]."""
         query = self._query(torch.cat([seen.text, place], dim=1))
-        fit: torch.Tensor = (self._key(words) @ query[:, :, None])[:, :, 0] * words.shape[2] ** -0.5
+        keys = self._key(torch.cat([words, flags], dim=2))
+        fit: torch.Tensor = (keys @ query[:, :, None])[:, :, 0] * words.shape[2] ** -0.5
         return fit + flags @ self._prior
 
 

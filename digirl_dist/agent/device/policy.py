@@ -25,11 +25,11 @@ from digirl_dist.types import Json
 _READ_TEXTS = 8192
 """Texts of observations that are kept as they were read: training sees the same ones over and over."""
 _LOOKED_FOR = {
-    "tap": [2.5, 4.0, 0.5, 0.5, 0.0, 1.0, -2.0],
-    "type_at": [1.0, 0.0, 0.0, 0.5, 5.0, 0.0, -1.0],
-    "drag": [3.0, 2.0, 0.0, 1.0, -1.0, 0.0, -1.0],
-    "select": [2.5, 2.0, 0.0, 1.0, 0.0, 0.0, -1.0],
-    "end": [2.0, 0.0, 0.5, 0.0, 0.0, 0.0, 0.0],
+    "tap": [2.5, 4.0, 0.5, 0.5, 0.0, 1.0, -2.0, 0.0],
+    "type_at": [1.0, 0.0, 0.0, 0.5, 5.0, 0.0, -1.0, 0.0],
+    "drag": [3.0, 2.0, 0.0, 1.0, -1.0, 0.0, -1.0, 0.0],
+    "select": [2.5, 2.0, 0.0, 1.0, 0.0, 0.0, -1.0, 0.0],
+    "end": [2.0, 0.0, 0.5, 0.0, 0.0, 0.0, 0.0, 0.0],
 }
 """How strongly an untrained policy prefers labels, by their flags (``LABEL_FLAGS``) and kind of place, in nats."""
 _UNQUOTED = 0.3

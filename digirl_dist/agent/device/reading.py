@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import re
 import zlib
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
@@ -21,6 +21,7 @@ WORD_BUCKETS = 2048
 
 _WORD = re.compile(r"(?<!\w)-\d+|\w+")
 _SPAN = re.compile(r"\S+")
+_NUMBER = re.compile(r"(?:(?<!\w)-)?\d{1,15}")
 _LEADING_ZEROS = re.compile(r"\b0+(?=\d)")
 _AROUND = " .,;:!?()[]{}\"'“”"
 _EDITABLE = frozenset({"textbox", "searchbox", "combobox", "spinbutton"})
@@ -29,12 +30,14 @@ _OTHER_CASE = 0.5
 """How well a name is named that the instruction has in other letters, "OK" for "ok"."""
 _FAR = 9
 """Ranks and distances from here on are alike."""
+_NEIGHBOURS_WORDS = 4
 _MOST_SPANS, _MOST_QUOTED, _MOST_LABELS = 24, 16, 64
 """Words of an instruction, quoted parts and labels that are looked at: observations come from workers."""
 
-LABEL_FLAGS = 7
+LABEL_FLAGS = 8
 """Of a label: 1; whether it is named next; how well it is named; which share of its words the instruction has; whether
-text can be entered there; whether it is a control; whether it was touched on this very screen."""
+text can be entered there; whether it is a control; whether it was touched on this very screen; whether it was touched
+lately on any."""
 TEXT_FLAGS = 5
 """Of a text: whether it is quoted; whether it is the first quoted one; whether it is a number, has capitals or is what
 a field holds; whether it stands after something named on the screen; whether it was typed already."""
@@ -107,20 +110,48 @@ _Named = tuple[int | None, float]
 
 
 def _words_of_labels(instruction: str, labels: Sequence[Label], found: Sequence[_Named]) -> Iterator[list[str]]:
-    """Yields what describes each label: its role and rank, its name, and what stands before it in the document."""
+    """Yields what describes each label: its role and rank, its name, and its neighbours' in the document."""
     ranks: Counter[str] = Counter()
-    named, before, parts = None, "", quoted(instruction)[:_MOST_QUOTED]
+    named, parts = None, quoted(instruction)[:_MOST_QUOTED]
+    numbered = _values(labels)
+    own = [[*words_of(label.name)[:_NEIGHBOURS_WORDS], *values] for label, values in zip(labels, numbered, strict=True)]
+    behind, before = list(_latest(own)), list(_latest(own[::-1]))[::-1]
     for place, label in enumerate(labels):
         ranks[label.role] += 1
         rank, distance = min(ranks[label.role], _FAR), None if named is None else min(place - named, _FAR)
         yield [
             *_of_label(label, rank, distance),
-            *(f"behind {word}" for word in words_of(before)[:4]),
+            *numbered[place],
+            *(f"behind {word}" for word in behind[place]),
+            *(f"before {word}" for word in before[place]),
             *(f"quoted {part}" for part in _quoted_parts(label.name, parts)),
         ]
         if label.role not in _EDITABLE:
             named = place if found[place][1] == 1 else named
-        before = label.name or before
+
+
+def _latest(words: Sequence[list[str]]) -> Iterator[list[str]]:
+    """Yields the latest words before each place, none before the first."""
+    latest: list[str] = []
+    for own in words:
+        yield latest
+        latest = own or latest
+
+
+def _values(labels: Sequence[Label]) -> list[list[str]]:
+    """What numbers in names are: odd or even, and their rank among names that differ in their numbers alone."""
+    alike: defaultdict[str, list[tuple[tuple[int, ...], int]]] = defaultdict(list)
+    found: list[list[str]] = [[] for _ in labels]
+    for place, label in enumerate(labels):
+        if numbers := tuple(map(int, _NUMBER.findall(label.name))):
+            found[place].append("odd number" if numbers[-1] % 2 else "even number")
+            alike[_NUMBER.sub("#", label.name)].append((numbers, place))
+    for same in alike.values():
+        ordered = sorted({numbers for numbers, _ in same})
+        for numbers, place in same if len(ordered) > 1 else []:
+            rank = ordered.index(numbers)
+            found[place] += [f"{min(rank, _FAR)} are smaller", f"{min(len(ordered) - 1 - rank, _FAR)} are larger"]
+    return found
 
 
 def _of_label(label: Label, rank: int, distance: int | None) -> Iterator[str]:
@@ -152,25 +183,29 @@ def _flags(
         shared = sum(word in words for word in own) / max(1, len(own))
         shared = max(shared, len(list(_quoted_parts(label.name, parts))) / max(1, len(parts)))
         control = label.role not in ("", _DRAWN)
-        here = any(_is_here(label, memory) for memory in memories)
-        found.append(
-            [1.0, float(rank == following), like, shared, float(label.role in _EDITABLE), control, float(here)]
-        )
+        here = any(memory.here and _is_at(label, memory) for memory in memories)
+        lately = any(_is_at(label, memory) for memory in memories)
+        wanted = [1.0, float(rank == following), like, shared]
+        found.append([*wanted, float(label.role in _EDITABLE), float(control), float(here), float(lately)])
     return found
 
 
 def _touched(label: Label, memories: Sequence[Memory]) -> bool:
     """Whether something of that name was touched before, or the label itself on this very screen."""
     return any(
-        memory.action.type != "type_at" and ((memory.on and memory.on == label.name) or _is_here(label, memory))
+        memory.action.type != "type_at"
+        and ((memory.on and memory.on == label.name) or (memory.here and _is_at(label, memory)))
         for memory in memories
     )
 
 
-def _is_here(label: Label, memory: Memory) -> bool:
+def _is_at(label: Label, memory: Memory) -> bool:
     action = memory.action
-    is_placed = memory.here and "x" in DeviceAction.FIELDS[action.type]
-    return is_placed and label.left <= action.x < label.right and label.top <= action.y < label.bottom
+    return (
+        "x" in DeviceAction.FIELDS[action.type]
+        and label.left <= action.x < label.right
+        and label.top <= action.y < label.bottom
+    )
 
 
 def _place(name: str, instruction: str) -> _Named:
