@@ -8,14 +8,15 @@ import os
 import socket
 import stat
 from collections import OrderedDict
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from contextlib import suppress
 from pathlib import Path
 from urllib.parse import urlsplit
 
 import uvicorn
 from starlette.requests import Request
-from starlette.types import ASGIApp, Message, Send
+from starlette.responses import Response
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from digirl_dist.errors import SettingsError
@@ -122,6 +123,28 @@ class Door:
             transport.abort()
 
 
+def guarded(
+    app: ASGIApp, door: Door, let_in: Callable[[Request], Response | Scope], headers: Mapping[str, str] = HEADERS
+) -> ASGIApp:
+    """Returns the application behind ``let_in``, which refuses a request or says as what it enters.
+
+    All answers get the ``headers``.
+    """
+
+    async def answer(scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await app(scope, receive, send)
+            return
+        entered, sending = let_in(Request(scope)), _with_headers(send, headers)
+        if isinstance(entered, Response):
+            await entered(scope, receive, sending)
+            return
+        door.admit(scope["client"])
+        await app(entered, receive, sending)
+
+    return answer
+
+
 def server(app: ASGIApp, door: Door) -> uvicorn.Server:
     """Returns the server of an application that has the door admit whoever shows the secret."""
     config = uvicorn.Config(
@@ -184,7 +207,7 @@ def is_secret(given: str, secret: str) -> bool:
     return hmac.compare_digest(given.encode("utf-8", "replace"), secret.encode())
 
 
-def with_headers(send: Send, headers: Mapping[str, str]) -> Send:
+def _with_headers(send: Send, headers: Mapping[str, str]) -> Send:
     """Returns ``send`` with headers for every answer."""
     added = [(name.lower().encode(), value.encode()) for name, value in headers.items()]
 

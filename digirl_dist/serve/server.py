@@ -25,7 +25,7 @@ from starlette.concurrency import run_in_threadpool
 from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
 from starlette.routing import Route
-from starlette.types import ASGIApp, Receive, Scope, Send
+from starlette.types import ASGIApp, Scope
 
 from digirl_dist.errors import CheckpointError, DigirlDistError, RunFolderError, SettingsError
 from digirl_dist.serve import door
@@ -180,36 +180,16 @@ ROUTES = (
 )
 
 
-class Guard:
+def _let_in(token: str, names: tuple[str, ...], request: Request) -> Response | Scope:
     """Refuses requests without the token, from a web page, or to another host name than this machine's."""
-
-    def __init__(self, app: ASGIApp, token: str, names: tuple[str, ...], entrance: door.Door) -> None:
-        self._app = app
-        self._token = token
-        self._names = names
-        self._entrance = entrance
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http":
-            await self._app(scope, receive, send)
-            return
-        sending = door.with_headers(send, door.HEADERS)
-        if (refused := self._refusal(Request(scope))) is not None:
-            await refused(scope, receive, sending)
-            return
-        self._entrance.admit(scope["client"])
-        await self._app(scope, receive, sending)
-
-    def _refusal(self, request: Request) -> Response | None:
-        """None for a request that may pass."""
-        kind, _, given = request.headers.get("authorization", "").partition(" ")
-        if not door.is_named(request, self._names):
-            return _error(421, f"this server answers to {' and '.join(self._names)}: name one of them in Host")
-        if "origin" in request.headers:
-            return _error(403, "this server answers to no web page: ask without the header Origin")
-        if kind.lower() != "bearer" or not door.is_secret(given.strip(), self._token):
-            return _error(401, "the token is missing or wrong: send Authorization: Bearer TOKEN, as the file has it")
-        return None
+    kind, _, given = request.headers.get("authorization", "").partition(" ")
+    if not door.is_named(request, names):
+        return _error(421, f"this server answers to {' and '.join(names)}: name one of them in Host")
+    if "origin" in request.headers:
+        return _error(403, "this server answers to no web page: ask without the header Origin")
+    if kind.lower() != "bearer" or not door.is_secret(given.strip(), token):
+        return _error(401, "the token is missing or wrong: send Authorization: Bearer TOKEN, as the file has it")
+    return request.scope
 
 
 def application(service: Service, token: str, names: tuple[str, ...], entrance: door.Door) -> ASGIApp:
@@ -220,7 +200,7 @@ def application(service: Service, token: str, names: tuple[str, ...], entrance: 
     ]
     app = Starlette(routes=routes, lifespan=_few_threads)
     app.state.door, app.state.large_bodies = entrance, asyncio.Semaphore(LARGE_BODIES)
-    return Guard(app, token, names, entrance)
+    return door.guarded(app, entrance, partial(_let_in, token, names))
 
 
 @asynccontextmanager

@@ -15,6 +15,7 @@ import threading
 import time
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +23,7 @@ from starlette.applications import Starlette
 from starlette.requests import Request
 from starlette.responses import PlainTextResponse, Response, StreamingResponse
 from starlette.routing import Route
-from starlette.types import ASGIApp, Receive, Scope, Send
+from starlette.types import ASGIApp, Scope
 
 from digirl_dist.errors import DigirlDistError, TrajectoryError
 from digirl_dist.report.bundle import STATIC
@@ -55,7 +56,7 @@ class Viewer:
         self._token = secrets.token_urlsafe(24)
         self._pages = Pages(named(folders, trust))
         entrance = door.Door()
-        self._server = door.server(Guard(self._pages.app(), self._token, entrance), entrance)
+        self._server = door.server(guarded(self._pages.app(), self._token, entrance), entrance)
 
     @property
     def port(self) -> int:
@@ -78,33 +79,20 @@ class Viewer:
         self._server.should_exit = True
 
 
-class Guard:
+def guarded(app: ASGIApp, token: str, entrance: door.Door) -> ASGIApp:
     """Lets requests through that come from this user's browser, by this machine's own name, and only read."""
+    return door.guarded(app, entrance, partial(_let_in, token), _HEADERS)
 
-    def __init__(self, app: ASGIApp, token: str, entrance: door.Door) -> None:
-        self._app = app
-        self._token = token
-        self._entrance = entrance
 
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http":
-            await self._app(scope, receive, send)
-            return
-        given, _, path = scope["path"].removeprefix("/").partition("/")
-        if (refused := self._refusal(Request(scope), given)) is None:
-            self._entrance.admit(scope["client"])
-            scope = {**scope, "path": f"/{path}", "root_path": ""}
-        await (refused or self._app)(scope, receive, door.with_headers(send, _HEADERS))
-
-    def _refusal(self, request: Request, given: str) -> Response | None:
-        """None for a request that may pass."""
-        if not door.is_named(request, door.LOOPBACK):
-            return PlainTextResponse("this server answers to 127.0.0.1 and localhost only", 421)
-        if request.method not in ("GET", "HEAD"):
-            return PlainTextResponse("this server only shows", 405)
-        if not door.is_secret(given, self._token):
-            return PlainTextResponse("open the whole address that digirl-dist view printed", 403)
-        return None
+def _let_in(token: str, request: Request) -> Response | Scope:
+    given, _, path = request.scope["path"].removeprefix("/").partition("/")
+    if not door.is_named(request, door.LOOPBACK):
+        return PlainTextResponse("this server answers to 127.0.0.1 and localhost only", 421)
+    if request.method not in ("GET", "HEAD"):
+        return PlainTextResponse("this server only shows", 405)
+    if not door.is_secret(given, token):
+        return PlainTextResponse("open the whole address that digirl-dist view printed", 403)
+    return {**request.scope, "path": f"/{path}", "root_path": ""}
 
 
 class Pages:

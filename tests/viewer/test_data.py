@@ -35,7 +35,7 @@ from digirl_dist.storage.status import Status
 from digirl_dist.storage.trajectory_store import Store
 from digirl_dist.user_code.entry_point import load_entry_point
 from digirl_dist.viewer.explainer import Explainer
-from digirl_dist.viewer.server import Guard, Pages
+from digirl_dist.viewer.server import Pages, guarded
 
 pytestmark = pytest.mark.component
 
@@ -56,7 +56,7 @@ def state(viewed: ViewedRun) -> dict[str, Any]:
 @pytest.fixture
 def client(folder: Path) -> Iterator[TestClient]:
     with TestClient(
-        Guard(Pages(named([folder])).app(), TOKEN, Door()), base_url="http://127.0.0.1", follow_redirects=False
+        guarded(Pages(named([folder])).app(), TOKEN, Door()), base_url="http://127.0.0.1", follow_redirects=False
     ) as asking:
         yield asking
 
