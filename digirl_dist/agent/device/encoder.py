@@ -21,6 +21,10 @@ _WAYS, _NEAR = 5, 0.05
 """What is looked at of a way, and how near of its start, in shares of the screen, a drag hardly ends."""
 _FLAT = 0.02
 """The contrast of a cell in which nothing is drawn, as a share of that between black and white."""
+_LEFT_OUT = 0.3
+"""Share of the words of labels and texts that are left out in training mode, so that no chance word is relied on.
+
+Word dropout of Iyyer et al. 2015 (Deep unordered composition rivals syntactic methods for text classification)."""
 
 Bags = tuple[torch.Tensor, torch.Tensor]
 """Bags of words as ``torch.nn.EmbeddingBag`` takes them: all words in a row, and where each bag begins."""
@@ -96,13 +100,15 @@ class Encoder(nn.Module):
         return Seen(logits, features, tokens, text)
 
     def words(self, bags: Bags) -> torch.Tensor:
-        """Returns the sum of the words of each bag, [bags, width]."""
-        found: torch.Tensor = self._words(*bags)
+        """Returns the sum of the words of each bag, [bags, width]; in training mode some are left out at random."""
+        words, starts = bags
+        kept = functional.dropout(torch.ones(words.shape, device=words.device), _LEFT_OUT, self.training)
+        found: torch.Tensor = self._words(words, starts, per_sample_weights=kept)
         return found
 
     def _labels(self, cells: torch.Tensor, labels: Labels) -> torch.Tensor:
         """The tokens of labels: their words and flags, and what the cell of their middle shows, [B, L, width]."""
-        words = self._words(*labels.words).unflatten(0, labels.cells.shape)
+        words = self.words(labels.words).view(*labels.cells.shape, -1)
         shown = cells.gather(1, labels.cells[:, :, None].expand(-1, -1, cells.shape[2]))
         found: torch.Tensor = self._label(torch.cat([words, shown, labels.flags], dim=2))
         return found

@@ -100,6 +100,7 @@ class DevicePolicy(nn.Module):
         self._kind_reluctance = nn.Parameter(free)
         if self._reads:
             self._naming = nn.Parameter(torch.tensor([_LOOKED_FOR[name] for name in places]))
+        self.eval()
 
     def act(self, observations: Sequence[Observation], rngs: Sequence[np.random.Generator]) -> list[Decision]:
         images = self._pictures.decoded([observation.image for observation in observations])
@@ -122,7 +123,10 @@ class DevicePolicy(nn.Module):
         return [Decision(action, log_prob) for action, log_prob in zip(made, sums, strict=True)]
 
     def log_prob(self, observations: Sequence[Observation], actions: Sequence[Json]) -> torch.Tensor:
-        """In training mode those of randomly shifted pictures. Raises ActionError for actions it never chooses."""
+        """In training mode those of randomly shifted pictures and of fewer words, see ``Encoder.words``.
+
+        Raises ActionError for actions it never chooses.
+        """
         pictures = self._pictures.remembered([observation.image for observation in observations])
         rows = self._all_read(observations)
         pairs = zip(rows, actions, strict=True)
