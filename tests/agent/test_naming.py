@@ -15,7 +15,7 @@ from single_steps import row_of
 from digirl_dist.agent.device.batch import labels_of
 from digirl_dist.agent.device.policy import DevicePolicy
 from digirl_dist.agent.device.reading import WORD_BUCKETS, hashed_words, read, words_of
-from digirl_dist.agent.device.touch import TouchGrid, middle
+from digirl_dist.agent.device.touch import Choice, TouchGrid, kinds_of, middle
 from digirl_dist.algorithm.imitation import Imitation
 from digirl_dist.emulator import DeviceActions, EmulatorSpec, Label
 from digirl_dist.emulator.remembered import Memory, told
@@ -25,7 +25,7 @@ from digirl_dist.settings import ActorSettings, DeviceAgentSettings
 from digirl_dist.trajectory import Observation
 from digirl_dist.types import Json
 
-SPEC = EmulatorSpec(DeviceActions(("tap", "type", "enter", "drag")), image_size=(160, 160), labels=True)
+SPEC = EmulatorSpec(DeviceActions(("tap", "type", "enter", "swipe", "drag")), image_size=(160, 160), labels=True)
 UPPER = Label("Ok", "button", 0.0, 0.0, 0.5, 0.25)
 LOWER = Label("ok", "button", 0.0, 0.5, 0.5, 0.75)
 FIELD = Label("", "textbox", 0.5, 0.75, 1.0, 1.0)
@@ -102,7 +102,16 @@ def test_a_number_is_described_by_its_parity_and_by_its_rank_among_those_named_a
     assert bucket("odd number") in seven & cheap and bucket("even number") in eight & dear
     assert bucket("1 are smaller") in dear & eight and bucket("1 are larger") in cheap & seven
     assert bucket("1 are smaller") not in odd | cheap, "only names that differ in numbers alone are compared"
+    assert bucket("less than asked") not in cheap, "nothing is asked for"
     assert bucket("before odd number") in odd and bucket("behind even number") in odd
+
+
+def test_a_number_is_compared_with_the_one_that_is_asked_for() -> None:
+    shown = [Label(name, "spinbutton", *WHOLE) for name in ("-3", "4", "$5.10", "$40.00")]
+    below, same, *_ = read(told("Select 4 and hit Submit.", labels=shown), labels=True).places
+    assert bucket("less than asked") in below.words and bucket("less than asked") not in same.words
+    *_, cheap, dear = read(told("Buy when the price is below $5.20.", labels=shown), labels=True).places
+    assert bucket("less than asked") in cheap.words and bucket("more than asked") in dear.words
 
 
 def bucket(description: str) -> int:
@@ -172,12 +181,21 @@ def test_the_probability_of_an_action_is_the_one_that_it_was_drawn_with(shift: i
     with torch.no_grad():
         found = agent.act(seen, [np.random.default_rng(seed) for seed in range(128)])
         again = agent.log_prob(seen, [each.action for each in found])
-    assert {each.action["type"] for each in found} >= {"tap", "type_at", "drag"}
+    assert {each.action["type"] for each in found} >= {"tap", "type_at", "drag", "swipe"}
     assert any(each.action.get("y") == pytest.approx(0.44) for each in found), "its height is no cell's middle"
     assert np.allclose([each.log_prob for each in found], again.numpy(), atol=1e-5)
     agent.train()
     of_fewer_words = agent.log_prob(seen, [each.action for each in found])
     assert of_fewer_words.isfinite().all() and not torch.allclose(of_fewer_words, again, atol=0.01)
+
+
+def test_who_reads_labels_scrolls_what_lies_at_a_place() -> None:
+    grid = TouchGrid(4, 4, kinds_of(["tap", "swipe"], reads=True))
+    up = [index for index, kind in enumerate(grid.kinds) if kind.name == "swipe up from a place"]
+    action = grid.action(Choice(up[0], grid.cells), [], [UPPER])
+    assert action == {"type": "swipe", "x": 0.25, "y": 0.125, "to_x": 0.25, "to_y": 0.0}, "as far as the screen goes"
+    assert grid.choice(action, [], [UPPER]) == Choice(up[0], grid.cells)
+    assert {kind.name for kind in kinds_of(["tap", "swipe"])} == {kind.name for kind in grid.kinds if not kind.down}
 
 
 @pytest.mark.parametrize(("labels", "text"), [(True, "shown"), (True, "7"), (False, "tea")])

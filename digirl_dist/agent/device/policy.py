@@ -29,6 +29,7 @@ _LOOKED_FOR = {
     "type_at": [1.0, 0.0, 0.0, 0.5, 5.0, 0.0, -1.0, 0.0],
     "drag": [3.0, 2.0, 0.0, 1.0, -1.0, 0.0, -1.0, 0.0],
     "select": [2.5, 2.0, 0.0, 1.0, 0.0, 0.0, -1.0, 0.0],
+    "swipe": [1.0, 0.0, 0.0, 0.0, 1.0, 0.0, 0.0, 0.0],
     "end": [2.0, 0.0, 0.5, 0.0, 0.0, 0.0, 0.0, 0.0],
 }
 """How strongly an untrained policy prefers labels, by their flags (``LABEL_FLAGS``) and kind of place, in nats."""
@@ -76,14 +77,14 @@ class DevicePolicy(nn.Module):
         super().__init__()
         assert spec.image_size is not None and isinstance(spec.actions, DeviceActions)  # as the plugin's ``suits`` says
         size = fitted_size(spec.image_size, short_side, STRIDE)
-        kinds = kinds_of(actions or _useful(spec.actions, memory))
+        self._reads = labels and spec.labels
+        kinds = kinds_of(actions or _useful(spec.actions, memory), self._reads)
         self._grid = TouchGrid(size[0] // STRIDE, size[1] // STRIDE, kinds)
         self._pictures = Pictures(size)
         self._shift = shift
         self._placed = [index for index, kind in enumerate(kinds) if kind.placed]
         drags = any(kind.drags for kind in kinds)
         places = [kinds[index].action.type for index in self._placed] + ["end"] * drags
-        self._reads = labels and spec.labels
         self._read = lru_cache(_READ_TEXTS)(read)
         self._encoder = Encoder(self._grid, len(places), width, self._reads)
         self.feature_size = self._encoder.feature_size + 2 * len(kinds)

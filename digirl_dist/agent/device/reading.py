@@ -31,6 +31,7 @@ _OTHER_CASE = 0.5
 _FAR = 9
 """Ranks and distances from here on are alike."""
 _NEIGHBOURS_WORDS = 4
+"""First words of a name that describe the labels beside it."""
 _MOST_SPANS, _MOST_QUOTED, _MOST_LABELS = 24, 16, 64
 """Words of an instruction, quoted parts and labels that are looked at: observations come from workers."""
 
@@ -113,7 +114,7 @@ def _words_of_labels(instruction: str, labels: Sequence[Label], found: Sequence[
     """Yields what describes each label: its role and rank, its name, and its neighbours' in the document."""
     ranks: Counter[str] = Counter()
     named, parts = None, quoted(instruction)[:_MOST_QUOTED]
-    numbered = _values(labels)
+    numbered = _values(labels, _numbers(instruction))
     own = [[*words_of(label.name)[:_NEIGHBOURS_WORDS], *values] for label, values in zip(labels, numbered, strict=True)]
     behind, before = list(_latest(own)), list(_latest(own[::-1]))[::-1]
     for place, label in enumerate(labels):
@@ -138,13 +139,16 @@ def _latest(words: Sequence[list[str]]) -> Iterator[list[str]]:
         latest = own or latest
 
 
-def _values(labels: Sequence[Label]) -> list[list[str]]:
-    """What numbers in names are: odd or even, and their rank among names that differ in their numbers alone."""
+def _values(labels: Sequence[Label], asked: tuple[int, ...]) -> list[list[str]]:
+    """What numbers in names are: odd or even, less or more than those asked for if they are as many, and their rank
+    among names that differ in their numbers alone."""
     alike: defaultdict[str, list[tuple[tuple[int, ...], int]]] = defaultdict(list)
     found: list[list[str]] = [[] for _ in labels]
     for place, label in enumerate(labels):
-        if numbers := tuple(map(int, _NUMBER.findall(label.name))):
+        if numbers := _numbers(label.name):
             found[place].append("odd number" if numbers[-1] % 2 else "even number")
+            if len(numbers) == len(asked) and numbers != asked:
+                found[place].append("less than asked" if numbers < asked else "more than asked")
             alike[_NUMBER.sub("#", label.name)].append((numbers, place))
     for same in alike.values():
         ordered = sorted({numbers for numbers, _ in same})
@@ -152,6 +156,10 @@ def _values(labels: Sequence[Label]) -> list[list[str]]:
             rank = ordered.index(numbers)
             found[place] += [f"{min(rank, _FAR)} are smaller", f"{min(len(ordered) - 1 - rank, _FAR)} are larger"]
     return found
+
+
+def _numbers(text: str) -> tuple[int, ...]:
+    return tuple(map(int, _NUMBER.findall(text)))
 
 
 def _of_label(label: Label, rank: int, distance: int | None) -> Iterator[str]:

@@ -10,26 +10,35 @@ from digirl_dist.emulator.touch_actions import DeviceAction
 from digirl_dist.errors import ActionError, SettingsError
 from digirl_dist.types import Json
 
+Point = tuple[float, float]
+"""Right and down, in shares of the screen."""
+
 
 @dataclass(frozen=True)
 class Kind:
-    """A kind of action: what it stands for, without its places and its text, and how often it is tried untrained."""
+    """A kind of action: what it stands for, without its places and its text, and how often it is tried untrained.
+
+    A swipe from a place goes ``down`` from there by this share of the screen, up if that is below 0.
+    """
 
     action: DeviceAction
     prior: float
+    down: float = 0.0
 
     @property
     def name(self) -> str:
         """What people call it."""
         if self.action.type != "swipe":
             return self.action.type.replace("_", " ")
+        if self.down:
+            return f"swipe {'down' if self.down > 0 else 'up'} from a place"
         across, up = self.action.to_x - self.action.x, self.action.y - self.action.to_y
         return f"swipe {'up' if up > 0 else 'down'}" if up else f"swipe {'right' if across > 0 else 'left'}"
 
     @property
     def placed(self) -> bool:
         """Whether a place belongs to it."""
-        return self.action.type in ("tap", "type_at", "drag", "select")
+        return self.action.type in ("tap", "type_at", "drag", "select") or self.down != 0
 
     @property
     def types(self) -> bool:
@@ -40,6 +49,17 @@ class Kind:
     def drags(self) -> bool:
         """Whether a second place belongs to it."""
         return self.action.type == "drag"
+
+    def at(self, point: Point) -> DeviceAction:
+        """What it stands for at a place."""
+        begun = replace(self.action, x=point[0], y=point[1])
+        return replace(begun, to_x=begun.x, to_y=min(max(begun.y + self.down, 0.0), 1.0)) if self.down else begun
+
+    def is_of(self, action: DeviceAction) -> bool:
+        """Whether an action is of this kind, whatever its places and text."""
+        if action.type != "swipe" or self.action.type != "swipe":
+            return action.type == self.action.type
+        return action == (self.at((action.x, action.y)) if self.down else self.action)
 
 
 KINDS = (
@@ -56,23 +76,24 @@ KINDS = (
     Kind(DeviceAction("swipe", 0.2, 0.5, 0.8, 0.5), 0.02),
     Kind(DeviceAction("drag"), 0.06),
     Kind(DeviceAction("select"), 0.03),
+    Kind(DeviceAction("swipe"), 0.05, down=-0.45),
+    Kind(DeviceAction("swipe"), 0.02, down=0.45),
 )
 """All there are. The priors are shares of what is possible: mostly taps, as with people, and typing where there is a
 text to type."""
 
 
-def kinds_of(types: Sequence[str]) -> tuple[Kind, ...]:
-    """The kinds of these types of action, taps first. Raises SettingsError for a type that no kind has."""
+def kinds_of(types: Sequence[str], reads: bool = False) -> tuple[Kind, ...]:
+    """The kinds of these types of action, taps first; swipes from a place only for who ``reads`` what lies there.
+
+    Raises SettingsError for a type that no kind has.
+    """
     known = {kind.action.type for kind in KINDS}
     if wrong := [name for name in types if name not in known]:
         raise SettingsError(f"the device agent knows no action {wrong[0]!r}; there are {', '.join(sorted(known))}")
     if "tap" not in types:
         raise SettingsError("the device agent cannot do without the action tap")
-    return tuple(kind for kind in KINDS if kind.action.type in types)
-
-
-Point = tuple[float, float]
-"""Right and down, in shares of the screen."""
+    return tuple(kind for kind in KINDS if kind.action.type in types and (reads or not kind.down))
 
 
 @dataclass(frozen=True)
@@ -121,17 +142,14 @@ class TouchGrid:
         kind, points = self.kinds[choice.kind], self.points(labels)
         found = kind.action
         if kind.placed:
-            found = replace(found, x=points[choice.place][0], y=points[choice.place][1])
+            found = kind.at(points[choice.place])
         if kind.drags:
             found = replace(found, to_x=points[choice.second][0], to_y=points[choice.second][1])
         return (replace(found, text=texts[choice.second]) if kind.types else found).to_json()
 
     def kind(self, action: DeviceAction) -> int | None:
         """The index of the first kind of an action, whatever its places and text; None if it has none here."""
-        for index, kind in enumerate(self.kinds):
-            if kind.action.type == action.type and (action.type != "swipe" or kind.action == action):
-                return index
-        return None
+        return next((index for index, kind in enumerate(self.kinds) if kind.is_of(action)), None)
 
     def choice(self, action: Json, texts: Sequence[str], labels: Sequence[Label] = ()) -> Choice:
         """The inverse of ``action``. A point that is no label's middle counts for the cell it is in.
