@@ -37,6 +37,10 @@ _COMING_S = 5.0
 _REASON = 400
 _SHOWN = 5
 """Failures of a ticket that are told."""
+_AT_ONCE = 2
+_REST_S, _DOUBLINGS = 0.5, 3
+"""A worker on which a ticket failed more than ``_AT_ONCE`` times waits before it tries it again, each time twice as
+long, up to 4 s: one that fails at once would use up all attempts before an honest one is back."""
 _LOOKED_AT = 256
 """Tickets at the head of the queue whose lengths are added up."""
 
@@ -76,7 +80,8 @@ class Failure:
 
     worker: str
     reason: str
-    kind: LossKind = "infrastructure"
+    kind: LossKind
+    at: float
 
 
 class _Running(NamedTuple):
@@ -168,8 +173,8 @@ class Leases:
     ) -> list[Ticket]:
         """Leases up to ``count`` tickets to ``worker``, the first in the queue, to be run with that policy version.
 
-        A ticket whose episodes failed on ``worker`` is left to those of the ``others`` on which fewer did, and so is
-        one that should take longer there than ``most_s``.
+        A ticket whose episodes failed on ``worker`` is left to those of the ``others`` on which fewer did, and after
+        several failures it rests; left to others, too, is one that should take longer there than ``most_s``.
         """
         able = (key for key in self._queue if self._may_try(worker, key, others))
         keys = list(islice((key for key in able if most_s == math.inf or self._ends(worker, key, most_s)), count))
@@ -294,7 +299,7 @@ class Leases:
         if key not in self.tickets or not was_held:
             return False
         failures = self._failures.setdefault(key, [])
-        failures.append(Failure(worker, reason[-_REASON:], kind))
+        failures.append(Failure(worker, reason[-_REASON:], kind, self._clock()))
         self.faults.failed(worker, key, reason, others)
         if not self._is_orphan(key):
             return False
@@ -377,6 +382,10 @@ class Leases:
         if key not in self._failures:
             return True
         failed_on = Counter(failure.worker for failure in self._failures[key])
+        if (again := failed_on[worker] - _AT_ONCE) > 0:
+            latest = max(failure.at for failure in self._failures[key] if failure.worker == worker)
+            if self._clock() < latest + _REST_S * 2 ** min(again - 1, _DOUBLINGS):
+                return False
         return all(failed_on[worker] <= failed_on[other] for other in others)
 
     def _grant(self, worker: str, keys: Sequence[Key]) -> list[Ticket]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import count
 from pathlib import Path
 
 import pytest
@@ -61,7 +62,7 @@ def test_deterministic_faults_of_some_episodes_are_reported_once() -> None:
     ],
 )
 def test_what_may_pass_is_tried_as_often_as_before(reason: str) -> None:
-    leases = Leases(5, lambda: 0.0)
+    leases = Leases(5, count(0.0, 10.0).__next__)
     leases.add(tickets(4))
     assert failing(leases, ["w1"], reason) == 20 and leases.faults.news() == ""
 

@@ -58,7 +58,8 @@ class Round:
     def __init__(
         self, root: Path, count: int, poisoned: set[int], share: float = 0.1, purpose: Purpose = "train"
     ) -> None:
-        self.leases = Leases(5, Clock())
+        self.clock = Clock()
+        self.leases = Leases(5, self.clock)
         self.pool = HandPool(root, self.leases, share)
         self.future = self.pool.asked(tickets(count, purpose))
         self.poisoned = poisoned
@@ -66,6 +67,7 @@ class Round:
 
     def run(self, workers: list[str]) -> Any:
         while not self.future.done():
+            self.clock.now += 10  # so that nobody rests
             for worker in workers:
                 for ticket in self.leases.take(worker, 1, 0, workers):
                     if ticket.index not in self.poisoned:
@@ -145,6 +147,18 @@ def test_who_fails_a_ticket_again_and_again_leaves_it_to_one_that_failed_it_less
             failed.append(worker)
     assert failed == ["honest", "liar", "liar"]
     assert leases.take("honest", 1, 0, ["honest", "liar"])
+
+
+def test_two_liars_do_not_use_up_a_ticket_while_the_honest_worker_is_away_for_seconds() -> None:
+    clock = Clock()
+    leases = Leases(25, clock)
+    leases.add(tickets(1))
+    for now in np.arange(0, 10, 0.01):
+        clock.now = now
+        for liar in ("v", "w"):
+            for _ in leases.take(liar, 1, 0, ["v", "w"]):
+                assert not leases.fail(liar, Key(0, 0), "no reason", ["v", "w"])
+    assert leases.take("honest", 1, 0, ["honest", "v", "w"])
 
 
 def test_a_ticket_is_not_set_aside_for_what_one_worker_did_to_it() -> None:
