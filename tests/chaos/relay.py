@@ -22,6 +22,8 @@ class Relay:
         """Delay of each piece of data in both directions, in seconds."""
         self._target = (host, port)
         self._links: list[_Link] = []
+        self._changing = threading.Lock()
+        """Else a cut may lose sight of a connection that is just accepted, and no later cut would end it."""
         self._open = True
         self._flows = threading.Event()
         self._flows.set()
@@ -32,9 +34,10 @@ class Relay:
 
     def cut(self) -> None:
         """Resets every connection, on both sides."""
-        for link in self._links:
+        with self._changing:
+            links, self._links = self._links, []
+        for link in links:
             link.reset()
-        self._links = []
 
     def swallow(self, from_host: bool, from_worker: bool) -> None:
         """Keeps the current connections open but discards their data in the given directions."""
@@ -84,7 +87,6 @@ class Relay:
                 host, _ = self._listener.accept()
             except OSError:  # the relay was closed
                 return
-            self._links = [link for link in self._links if not link.over]
             try:
                 worker = socket.create_connection(self._target, 5.0) if self._open else None
             except OSError:  # the server is down: reset, as it would without a relay
@@ -93,7 +95,9 @@ class Relay:
                 _reset(host)
             else:
                 worker.settimeout(None)
-                self._links.append(_Link(self, host, worker))
+                with self._changing:
+                    open_ones = [link for link in self._links if not link.over]
+                    self._links = [*open_ones, _Link(self, host, worker)]
 
 
 class _Link:
