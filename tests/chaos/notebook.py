@@ -47,7 +47,8 @@ def new_policy(words: Sequence[str]) -> Policy:
     from digirl_dist.api.training import compose
     from digirl_dist.assembly.parts import build_device
 
-    composed = compose("host", _nested([word for word in words if word.startswith("emulator")]))
+    emulator = [word for word in words if word.startswith("emulator")]
+    composed = compose("host", _nested(["agent=generic", *emulator]))
     settings = GenericAgentSettings()
     policy = Policy(settings.build(build_device(composed, composed.emulator).spec))
     policy.settings = settings  # as those of a run have them: episodes are checked against the agent, too
