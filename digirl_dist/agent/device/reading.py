@@ -111,7 +111,7 @@ _Named = tuple[int | None, float]
 
 
 def _words_of_labels(instruction: str, labels: Sequence[Label], found: Sequence[_Named]) -> Iterator[list[str]]:
-    """Yields what describes each label: its role and rank, its name, and its neighbours' in the document."""
+    """Yields what describes each label: its role and rank, its name and numbers, and the names before and after it."""
     ranks: Counter[str] = Counter()
     named, parts = None, quoted(instruction)[:_MOST_QUOTED]
     numbered = _values(labels, _numbers(instruction))
