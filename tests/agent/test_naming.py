@@ -147,7 +147,7 @@ def observed(instruction: str, *labels: Label) -> Observation:
 
 def policy(**settings: object) -> DevicePolicy:
     torch.manual_seed(0)
-    return DeviceAgentSettings(**settings).build(SPEC)().eval()  # type: ignore[arg-type]
+    return DeviceAgentSettings(**settings).build(SPEC)()  # type: ignore[arg-type]
 
 
 def share_of(agent: DevicePolicy, seen: Observation, label: Label) -> float:

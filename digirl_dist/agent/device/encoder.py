@@ -102,7 +102,7 @@ class Encoder(nn.Module):
     def words(self, bags: Bags) -> torch.Tensor:
         """Returns the sum of the words of each bag, [bags, width]; in training mode some are left out at random."""
         words, starts = bags
-        kept = functional.dropout(torch.ones(words.shape, device=words.device), _LEFT_OUT, self.training)
+        kept = functional.dropout(torch.ones(words.shape, device=words.device), _LEFT_OUT) if self.training else None
         found: torch.Tensor = self._words(words, starts, per_sample_weights=kept)
         return found
 

@@ -191,10 +191,9 @@ def _flags(
         shared = sum(word in words for word in own) / max(1, len(own))
         shared = max(shared, len(list(_quoted_parts(label.name, parts))) / max(1, len(parts)))
         control = label.role not in ("", _DRAWN)
-        here = any(memory.here and _is_at(label, memory) for memory in memories)
-        lately = any(_is_at(label, memory) for memory in memories)
-        wanted = [1.0, float(rank == following), like, shared]
-        found.append([*wanted, float(label.role in _EDITABLE), float(control), float(here), float(lately)])
+        touched = [memory.here for memory in memories if _is_at(label, memory)]
+        is_so = [label.role in _EDITABLE, control, any(touched), bool(touched)]
+        found.append([1.0, float(rank == following), like, shared, *map(float, is_so)])
     return found
 
 
