@@ -103,6 +103,21 @@ def _one_thread() -> None:
     torch.set_num_threads(1)
 
 
+@pytest.fixture(autouse=True)
+def _what_a_test_wrote_is_imported_by_no_other(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Many call their file ``mine.py``."""
+    written, path, before = str(tmp_path_factory.getbasetemp()), list(sys.path), set(sys.modules)
+    yield
+    sys.path[:] = path
+    for name in set(sys.modules) - before:
+        module = sys.modules[name]
+        if any(
+            str(place).startswith(written)
+            for place in (getattr(module, "__file__", None), *getattr(module, "__path__", ()))
+        ):
+            del sys.modules[name]
+
+
 @pytest.fixture(scope="session")
 def chromium_is_installed() -> None:
     """Skips where there is no Chromium; fails instead where CI=true."""

@@ -6,7 +6,6 @@ import importlib
 import os
 import socket
 import subprocess
-import sys
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -70,7 +69,6 @@ def test_what_a_library_asks_while_it_is_imported_is_not_the_tests_doing(
     monkeypatch.syspath_prepend(tmp_path)
     with guarded():
         importlib.import_module("asks_on_import")
-    del sys.modules["asks_on_import"]
 
 
 def test_threads_of_earlier_tests_may_go_on() -> None:

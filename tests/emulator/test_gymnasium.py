@@ -63,9 +63,7 @@ def user_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Pat
     (tmp_path / "corridor_of_the_user.py").write_text(USER_FILE)
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", [path for path in sys.path if path != str(tmp_path)])
-    monkeypatch.delitem(sys.modules, "corridor_of_the_user", raising=False)
     yield tmp_path
-    sys.modules.pop("corridor_of_the_user", None)
     gymnasium.registry.pop("Corridor-v0", None)
 
 
