@@ -52,7 +52,7 @@ Line = dict[str, Any]
 def main(argv: Sequence[str] | None = None) -> int:
     """Returns the exit status: 0, or 1 if a run failed."""
     options = _options(argv)
-    options.out.mkdir(parents=True, exist_ok=True)
+    (options.out / "results").mkdir(parents=True, exist_ok=True)
     lines, pages = options.out / "pages.jsonl", [task.id for task in miniwob_tasks(options.pages or "all")]
     Random(0).shuffle(pages)
     failed = 0

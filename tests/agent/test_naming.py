@@ -69,6 +69,8 @@ def test_what_is_named_next_is_the_first_that_was_not_touched_yet() -> None:
     ]
     assert flags(asked, two, one, memories=touched)[0] == 0, "it had its turn, wherever it was"
     assert flags(asked, one, two, memories=touched)[0] == 1, "typing there is no touch of it"
+    scrolled = [Memory(DeviceAction("swipe", 0.6, 0.6, 0.6, 0.1), here=True, on="TWO")]
+    assert flags(asked, two, one, memories=scrolled)[0] == 1, "it moved what it began on"
 
 
 def test_a_box_and_its_caption_have_one_turn() -> None:

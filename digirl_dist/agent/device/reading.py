@@ -178,6 +178,7 @@ def _flags(
     instruction: str, labels: Sequence[Label], named: Sequence[_Named], memories: Sequence[Memory]
 ) -> list[list[float]]:
     words, parts = set(words_of(instruction)), quoted(instruction)[:_MOST_QUOTED]
+    memories = [memory for memory in memories if memory.action.type != "swipe"]  # it moves what it begins on
     ranks = [
         None
         if place is None or label.role in _EDITABLE or _touched(label, memories)
