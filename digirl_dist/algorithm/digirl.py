@@ -165,7 +165,7 @@ class DigiRL:
         rows = [row for row in table if row.weight]
         tried = [] if offline else [each for each in replay if not self._is_held_out(each)]
         held = unsolved_steps(tried, self._experience.unsolved, rows)
-        fits["actor"] = self._imitation.fit([*rows, *held], fresh)
+        fits["actor"] = self._imitation.fit([*rows, *held])
         figures["actor_loss"] = fits["actor"].loss
         figures["skipped_steps"] = float(sum(fit.skipped for fit in fits.values()))
         figures["actor_validation_loss"] = self._imitation.measure(measured)

@@ -55,7 +55,7 @@ class FilteredBC:
         avoided = fatal(replay, len(rows), self._settings.avoid * mean_weight(rows))
         offline = nobody_has(fresh, self._peers)  # there nobody tries, so nothing is kept open
         held = [] if offline else unsolved_steps(replay, self._experience.unsolved, rows)
-        fit = self._imitation.fit([*rows, *avoided, *held], fresh)
+        fit = self._imitation.fit([*rows, *avoided, *held])
         table += [*avoided, *held]
         outcomes = (KEPT, AVOIDED, UNSOLVED, NOT_CHOSEN, NOT_GOOD, IN_LOOPS, UNDRAWN)
         sums = totals({"kept_trajectories": len(kept), **counts(table, *outcomes)}, self._peers)

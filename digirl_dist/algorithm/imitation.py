@@ -13,11 +13,10 @@ from digirl_dist.algorithm.optimizer import Fit, MinibatchOptimizer, OptimizerIs
 from digirl_dist.algorithm.table import Row, learned_from
 from digirl_dist.parallel.peers import ALONE, Peers
 from digirl_dist.settings import ActorSettings
-from digirl_dist.trajectory import Trajectory
 
 _ROWS_AT_ONCE = 256
-_MASTERED, _WINDOW = 0.9, 8
-"""An update after which share of successes ends early, and over how many steps the loss must fall for it to go on."""
+_WINDOW = 8
+"""Steps over which the loss must fall, for the update to go on."""
 
 
 class Imitation(OptimizerIsTheState):
@@ -31,20 +30,18 @@ class Imitation(OptimizerIsTheState):
         self._peers = peers
         self._optimizer = MinibatchOptimizer(agent.parameters(), settings, seed, "the actor's loss", peers)
 
-    def fit(self, rows: Sequence[Row], fresh: Sequence[Trajectory] = ()) -> Fit:
-        """Makes one iteration's minibatches and marks the rows that were learned from.
+    def fit(self, rows: Sequence[Row]) -> Fit:
+        """Makes one iteration's minibatches, at least a pass, until the loss no longer falls. Marks the rows learned.
 
-        If almost all ``fresh`` episodes succeeded it ends once the loss no longer falls. The loss is 0 without rows of
-        any weight. Raises TrainingError.
+        The loss is 0 without rows of any weight. Raises TrainingError.
         """
-        tried = totals({"all": len(fresh), "solved": sum(episode.success for episode in fresh)}, self._peers)
         rows = [row for row in rows if row.weight]  # the others cost passes, and teach nothing
         self._agent.train()
         fit = self._optimizer.fit(
             len(rows),
             loss_of=lambda batch: self._loss_of([rows[place] for place in batch]),
             weight_of=lambda batch: sum(abs(rows[place].weight) for place in batch),
-            window=_WINDOW if tried["solved"] > _MASTERED * tried["all"] else 0,
+            window=_WINDOW,
         )
         self._agent.train(False)
         learned_from(rows, fit.learned)

@@ -109,7 +109,8 @@ class MinibatchOptimizer:
     ) -> Fit:
         """Makes a step of each minibatch, ``rows_at_once`` of this rank's rows at a time, with one exchange.
 
-        With ``window``, it ends once the mean loss of so many steps is hardly lower than that of as many before them.
+        With ``window``, it ends after a pass over all rows once the mean loss of so many steps is hardly lower than
+        that of as many before them: within a pass a loss that does not fall says nothing of the rows that are to come.
         Draws them first for a number of ``rows``. A step whose loss or gradient is not finite, or whose loss is beyond
         ``MAX_LOSS``, is skipped, on every rank alike. Raises TrainingError when that is more than half of all steps.
         """
@@ -117,9 +118,10 @@ class MinibatchOptimizer:
         losses: list[float] = []
         faults: list[str] = []
         learned: set[int] = set()
+        once = self._steps_of_a_pass(drawn) if window else 0
         for made, (batch, part) in enumerate(zip(drawn.batches, drawn.parts, strict=True)):
             self._peers.stepped(made, len(drawn.batches))
-            if window and has_settled(losses, window):
+            if window and made >= once and has_settled(losses, window):
                 break
             loss, fault = self._step(part, len(batch), loss_of, weight_of)
             if fault:
@@ -130,6 +132,12 @@ class MinibatchOptimizer:
                 learned.update(batch)
         self._updates += 1
         return Fit(sum(losses) / len(losses) if losses else 0.0, len(faults), frozenset(learned))
+
+    def _steps_of_a_pass(self, drawn: Drawn) -> int:
+        """In how many steps each row that was drawn on any rank has its turn."""
+        rows = [row for batch in drawn.batches for row in batch]
+        all_ranks = totals({"drawn": len(rows), "rows": len(set(rows))}, self._peers)
+        return math.ceil(len(drawn.batches) * all_ranks["rows"] / max(1, all_ranks["drawn"]))
 
     def state_dict(self) -> dict[str, Any]:
         state = self._optimizer.state_dict()

@@ -19,7 +19,6 @@ from digirl_dist.algorithm.filtered_bc import FilteredBC
 from digirl_dist.algorithm.grpo import Grpo
 from digirl_dist.algorithm.grpo_replay import GrpoReplay
 from digirl_dist.algorithm.hindsight import Experience
-from digirl_dist.algorithm.imitation import Imitation
 from digirl_dist.algorithm.losses import imitation_loss
 from digirl_dist.algorithm.optimizer import batches, fault_of
 from digirl_dist.algorithm.options import GrpoActorSettings
@@ -28,7 +27,6 @@ from digirl_dist.algorithm.table import KEPT, UNSOLVED, Row
 from digirl_dist.emulator import DiscreteActions, EmulatorSpec
 from digirl_dist.errors import TrainingError
 from digirl_dist.settings import (
-    ActorSettings,
     DigirlSettings,
     FilteredBcSettings,
     GenericAgentSettings,
@@ -357,22 +355,3 @@ def test_numbers_that_are_none_are_named() -> None:
     assert fault_of(1.5, 1e9, 2.0, "x") == ""
     assert fault_of(math.inf, 1.0, 2.0, "the loss").startswith("the loss became inf; ")
     assert fault_of(2e5, 1.0, 1e4, "the loss").startswith("the loss became 2e+05, beyond 1e+04; ")
-
-
-@pytest.mark.parametrize(("share", "made"), [(1.0, 16), (0.8, 40), (0.0, 40)])
-def test_imitation_ends_early_only_where_almost_all_episodes_succeed(
-    share: float, made: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A loss that hardly falls is what hard tasks begin with: there every step counts."""
-    losses: list[torch.Tensor] = []
-
-    def loss_of(*given: torch.Tensor) -> torch.Tensor:
-        losses.append(imitation_loss(*given))
-        return losses[-1]
-
-    monkeypatch.setattr("digirl_dist.algorithm.imitation.imitation_loss", loss_of)
-    fresh = [replace(each, success=number < share * 20) for number, each in enumerate(episodes(0, 20))]
-    rows = [Row(each, 0, KEPT, "", 1.0) for each in fresh]
-    settings = ActorSettings(learning_rate=1e-9, batch_size=20, epochs=40)
-    Imitation(policy(), settings, seed=0).fit(rows, fresh)
-    assert len(losses) == made

@@ -70,9 +70,9 @@ def test_weighted_rows_that_pass_a_few_at_once_make_the_step_of_all() -> None:
 
 
 def test_with_a_window_an_update_ends_when_its_loss_no_longer_falls() -> None:
-    def steps(rate: float, window: int) -> int:
+    def steps(rate: float, window: int, size: int = 12) -> int:
         weight, made = parameter(), []
-        settings = OptimizerSettings(learning_rate=rate, batch_size=12, epochs=40)
+        settings = OptimizerSettings(learning_rate=rate, batch_size=size, epochs=40)
 
         def loss_of(batch: list[int]) -> torch.Tensor:
             made.append(batch)
@@ -83,6 +83,7 @@ def test_with_a_window_an_update_ends_when_its_loss_no_longer_falls() -> None:
 
     assert steps(1e-9, window=4) == 8 and steps(1e-9, window=0) == 40
     assert steps(1e-2, window=4) == 40, "it falls to the end"
+    assert steps(1e-9, window=2, size=1) >= 12, "each row has its turn"
 
 
 def test_a_step_is_that_of_adam_on_the_clipped_gradient() -> None:
