@@ -34,7 +34,6 @@ from digirl_dist.settings.keys import key_of
 from digirl_dist.settings.safe_yaml import read_mapping
 from digirl_dist.storage.episode_index import summarise
 from digirl_dist.tasks import SEEDS, Plan, Share, Task, Ticket
-from digirl_dist.trajectory import Trajectory
 from digirl_dist.types import Closeable, Json
 
 if TYPE_CHECKING:
@@ -320,7 +319,8 @@ class Fleet(Closeable):
                 for rollout in asked:
                     rollout.cancel()
                 raise
-        found = _episodes([one for one in results if not isinstance(one, Lost)])
+        landed = [one for one in results if not isinstance(one, Lost)]
+        found = Episodes(summarise(landed), landed.__getitem__)
         if missing := [(one, why) for one, why in zip(asked, results, strict=True) if isinstance(why, Lost)]:
             raise IncompleteError(f"{len(found)} of {count} episodes were collected; {_told(missing)}", found)
         return found
@@ -507,10 +507,6 @@ def _close_aside(stack: ExitStack, process: int) -> None:
     """Closes a fleet that became garbage, which may be noticed in one of its own threads."""
     if process == os.getpid():
         threading.Thread(target=stack.close, name="close-fleet", daemon=True).start()
-
-
-def _episodes(found: Sequence[Trajectory]) -> Episodes:
-    return Episodes(summarise(found), found.__getitem__)
 
 
 def _told(missing: Sequence[tuple[Rollout, Lost]]) -> str:

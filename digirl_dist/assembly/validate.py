@@ -186,8 +186,10 @@ def _refuse_modes(settings: Settings) -> None:
         if not settings.offline.data:
             raise SettingsError(f"train_mode={mode.value} needs offline.data=[FOLDER]")
         if algorithm.learns_from.on_policy:
-            name = _algorithm(settings)
-            raise SettingsError(f"{name} learns from the newest policies alone; use train_mode=online, or digirl")
+            raise SettingsError(
+                f"{settings.algorithm.entry_point or settings.train_algorithm} learns from the newest policies alone; "
+                "use train_mode=online, or digirl"
+            )
         from digirl_dist.storage.datasets import refuse_unreadable
 
         refuse_unreadable(settings.offline.data)
@@ -306,7 +308,3 @@ def _of_a_host(settings: Settings) -> dict[str, bool]:
         "ahead": bool(settings.ahead),
         "task_order": settings.task_order is not TaskOrder.random,
     }
-
-
-def _algorithm(settings: Settings) -> str:
-    return settings.algorithm.entry_point or settings.train_algorithm

@@ -112,7 +112,7 @@ def results(iteration: int, trajectories: Sequence[Trajectory]) -> Figures:
         "success_rate": _mean([float(trajectory.success) for trajectory in trajectories]),
         "reward_mean": _mean(rewards),
         "reward_max": max(rewards, default=None),
-        "steps_mean": _mean(_steps(trajectories)),
+        "steps_mean": _mean([float(len(trajectory.steps)) for trajectory in trajectories]),
         "entropy": _entropy(trajectories),
         "unread_answers": len(unread(trajectories)),
         "success_by_task": _success_by_task(trajectories),
@@ -243,10 +243,6 @@ def _added(parts: Sequence[dict[str, float]]) -> dict[str, float]:
 
 def _rounded(seconds: Mapping[str, float]) -> dict[str, float]:
     return {activity: round(seconds[activity], 4) for activity in ACTIVITIES if activity in seconds}
-
-
-def _steps(trajectories: Sequence[Trajectory]) -> list[float]:
-    return [float(len(trajectory.steps)) for trajectory in trajectories]
 
 
 def _entropy(trajectories: Sequence[Trajectory]) -> float | None:

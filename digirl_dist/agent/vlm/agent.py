@@ -163,7 +163,10 @@ class VlmAgent(nn.Module):
 
     def _read(self, observations: Sequence[Observation]) -> Inputs:
         """Raises TrajectoryError for an observation without a screenshot."""
-        chats = [self.wording.chat(seen, _part) for seen in observations]
+        chats = [
+            self.wording.chat(seen, lambda image: {"type": "image", "image": screenshot(image)})
+            for seen in observations
+        ]
         given = self._processor.apply_chat_template(
             chats,
             add_generation_prompt=True,
@@ -173,10 +176,6 @@ class VlmAgent(nn.Module):
             processor_kwargs={"padding": True},
         )
         return dict(given.to(device=self._model.device, dtype=self._model.dtype))
-
-
-def _part(image: bytes) -> Json:
-    return {"type": "image", "image": screenshot(image)}
 
 
 def _continued(given: Inputs, answers: Sequence[Sequence[int]]) -> Inputs:
