@@ -38,6 +38,7 @@ def wrapped_for_jax(here: RankedVector) -> Any:
     with extra_needed("skrl with JAX", "JAX, Flax and skrl", "jax"):
         import flax  # noqa: F401
         import jax
+        import jax.experimental.multihost_utils  # skrl broadcasts by it and does not import it
         from skrl.envs.wrappers.jax import wrap_env
     settings: Any = jax.config
     settings.update("jax_enable_preemption_service", False)  # it would keep SIGTERM from ending the process

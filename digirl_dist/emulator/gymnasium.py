@@ -258,7 +258,12 @@ def _in_one_line(error: BaseException) -> str:
 
 
 def _how_to_get(error: BaseException | None) -> str:
-    """Returns how a module that is missing gets here and onto the workers; empty for another error."""
+    """Returns how a missing module gets here and onto the workers, or how a tuple does; empty for another error."""
+    if "tuple" in str(error):  # as highway-env's do
+        return (
+            "; emulator.kwargs has lists and no tuples: write a function that makes the environment, and name it, as "
+            "emulator.entry_point=my_file:make"
+        )
     if not isinstance(error, ModuleNotFoundError) or not error.name:
         return ""
     return _installed_by(error.name.split(".")[0])

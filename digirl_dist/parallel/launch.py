@@ -118,10 +118,10 @@ def _noted_signals() -> Iterator[list[int]]:
 
 
 def _watch(children: _Ranks, asked: list[int]) -> int:
-    """Until all have ended, or one failed, or this process is asked to end; the worst status so far."""
+    """Until all have ended, or one failed, or this process is asked to end; the worst status, as a shell tells it."""
     while not asked:
         statuses = [child.poll() for child in children]
-        worst = max((_status(code) for code in statuses if code is not None), default=0)
+        worst = max((code if code >= 0 else 128 - code for code in statuses if code is not None), default=0)
         if worst or None not in statuses:
             return worst
         time.sleep(_LOOK_S)
@@ -140,11 +140,6 @@ def _name_of(number: int) -> str:
         return signal.Signals(number).name
     except ValueError:
         return f"signal {number}"
-
-
-def _status(code: int) -> int:
-    """As a shell tells it."""
-    return code if code >= 0 else 128 - code
 
 
 def _end(children: _Ranks, asked: list[int], grace_s: float) -> None:

@@ -82,12 +82,12 @@ def main() -> None:
     count = ENVIRONMENTS * (RANKS if is_one else 1)
     with ranked_vector([*CORRIDOR, f"bsize={count}", f"save_path={folder}"]) as here:
         env, rank = wrapped_for_jax(here), here.rank.rank
-        from jax.experimental import multihost_utils
-
         runner = runner_of(env, folder)
         first = np.asarray(here.envs.reset()[0]).tolist()
         if not is_one:
             runner.run("train")  # acts in the corridor and saves
+            from jax.experimental import multihost_utils
+
             multihost_utils.sync_global_devices("rank 0 has saved")
         [checkpoint] = folder.rglob("agent_*.pickle")
         runner.agent.load(str(checkpoint))

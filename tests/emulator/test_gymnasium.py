@@ -249,6 +249,13 @@ def test_an_environment_that_cannot_be_built_is_a_wrong_setting() -> None:
         gymnasium_spec(factory)
 
 
+def test_where_an_environment_wants_a_tuple_the_way_to_give_it_one_is_told(user_folder: Path) -> None:
+    (user_folder / "wants_a_tuple.py").write_text("def make(weights):\n    return (0.5, *()) + weights\n")
+    factory = GymnasiumSettings(entry_point="wants_a_tuple:make", kwargs={"weights": [0.5]}).factory()
+    with pytest.raises(SettingsError, match="emulator.kwargs has lists and no tuples: write a function"):
+        gymnasium_spec(factory)
+
+
 # --- actions ---------------------------------------------------------------------------------------------------------
 
 
