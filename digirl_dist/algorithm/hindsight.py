@@ -14,6 +14,7 @@ from digirl_dist.agent.prompts import quoted
 from digirl_dist.algorithm.optimizer import totals
 from digirl_dist.algorithm.selection import on_the_way
 from digirl_dist.emulator.remembered import recalled
+from digirl_dist.emulator.touch_actions import SAID
 from digirl_dist.errors import TrainingError
 from digirl_dist.parallel.peers import ALONE, Peers
 from digirl_dist.storage.digest import digest
@@ -155,13 +156,15 @@ def _shown(seen: Sequence[Observation]) -> str:
 
 
 def _can_be_said(step: Step, said: str, task: Task) -> bool:
-    """Whether text that was typed under the instruction ``said`` could have been under that of ``task``.
+    """Whether what was done under the instruction ``said`` could have been under that of ``task``.
 
-    Agents that copy quoted parts may know the first few only, so one must not stand later than before.
+    Text that was typed must be known from both. Agents that copy quoted parts may know the first few only, so one must
+    not stand later than before. An answer that repeats the instruction is one to no other.
     """
-    text = step.action.get("text") if isinstance(step.action, dict) else None
-    if text is None:
-        return True
+    action = step.action if isinstance(step.action, dict) else {}
+    text, answer = action.get("text"), str(action.get(SAID, ""))
+    if text is None or said in answer:
+        return said not in answer
     before, after = quoted(said), quoted(task.instruction)
     return text in (after[: before.index(text) + 1] if text in before else task.instruction)
 

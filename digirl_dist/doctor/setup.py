@@ -32,7 +32,8 @@ def steps(emulator: EmulatorSettings, worker_config: WorkerConfig, install: Inst
     folder = _folder()
     frame = (folder / "steps.sh").read_text("utf-8")
     name = (isinstance(emulator, EmulatorPlugin) and emulator.machine) or emulator.name
-    own, after = (_text(folder / place / f"{name}.sh") for place in ("emulators", "after"))
+    scripts = (folder / place / f"{name}.sh" for place in ("emulators", "after"))
+    own, after = (script.read_text("utf-8") if script.is_file() else "" for script in scripts)
     variables = {
         "PYTHON": worker_config.python,
         "PACKAGE_PYTHON": installed_python(worker_config.run_path),
@@ -43,10 +44,6 @@ def steps(emulator: EmulatorSettings, worker_config: WorkerConfig, install: Inst
         variables |= {name: value for name, value in told.items() if value}
     before = "\n".join([frame, (folder / "python.sh").read_text("utf-8"), own])
     return Steps(before, f"{frame}\n{after}" if after else "", variables)
-
-
-def _text(path: Path) -> str:
-    return path.read_text("utf-8") if path.is_file() else ""
 
 
 def _folder() -> Path:

@@ -92,6 +92,12 @@ def test_a_goal_whose_last_step_changed_nothing_teaches_nothing() -> None:
     assert Hindsight(TASKS, 3).relabelled(episode("abbc", {1: {"goal": 3}})) == []
 
 
+@pytest.mark.parametrize(("answer", "ways"), [("To get there I tap", 1), ("I was asked to 'Do this', so I tap", 0)])
+def test_an_answer_that_repeats_the_instruction_is_imitated_under_no_other(answer: str, ways: int) -> None:
+    met = episode("abc", {1: {"goal": 3}}, {0: {"type": "home", "said": answer}})
+    assert len(Hindsight(TASKS, 3).relabelled(met)) == ways
+
+
 @pytest.mark.parametrize(("typed", "ways"), [("third", 1), ("pizza", 0)])
 def test_a_way_on_which_other_text_was_typed_is_not_the_way_to_the_goal(typed: str, ways: int) -> None:
     met = episode("abc", {1: {"goal": 3}}, {0: {"type": "type", "text": typed}})
