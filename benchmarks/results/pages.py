@@ -36,9 +36,9 @@ _INTRODUCTION = """\
 `script/leaderboard --all` makes the missing lines of `pages.jsonl` and writes this page. The same command continues
 after an interruption. Each run starts from untrained weights, without demonstrations, and has at most {most:,} episodes
 of one page with the shipped defaults. A page is solved when the mean success (full reward) of two iterations in a row
-reaches {solved}; its run ends there. The order of the pages is random, unless `--pages` names them. The agent sees
-the picture and reads the names and boxes that the page's accessibility tree and style sheets give
-(`agent.labels=true`). The policy still explores in these episodes.
+reaches {solved}; its run ends there. The order of the pages is random, unless `--pages` names them: those expected to
+be solved came first, so these are no random sample. The agent sees the picture and reads the names and boxes that the
+page's accessibility tree and style sheets give (`agent.labels=true`). The policy still explores in these episodes.
 
 **{count} of {tried} pages solved** ({before} of them were before learning); {missing} pages not run yet.
 
