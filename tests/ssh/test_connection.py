@@ -252,6 +252,7 @@ def test_a_refused_key_is_named_with_the_user(
         connect(dataclasses.replace(server.address, key=str(stranger)), limits)
     assert f"does not let user {server.address.user} in; keys offered: {stranger}" in caught.value.reason
     assert f"ssh-copy-id -i {stranger} -p {server.address.port}" in caught.value.remedy
+    assert "chmod go-w ~ ~/.ssh ~/.ssh/authorized_keys" in caught.value.remedy, "a key that is there may be ignored"
 
 
 def test_a_missing_key_file_is_named(server: Server, limits: SshSettings, tmp_path: Path) -> None:

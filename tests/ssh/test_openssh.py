@@ -187,6 +187,13 @@ def test_what_ssh_counts_at_its_end_is_no_reason_for_it() -> None:
 
 
 @pytest.mark.unit
+def test_a_machine_that_takes_the_key_and_lets_nobody_in_is_looked_at_and_not_the_key() -> None:
+    log = "debug1: Server accepts key: k ED25519 SHA256:x\nConnection closed by 10.0.0.1 port 22\n"
+    error = explain(log, Address("w1", "w"), Target("h", 22, "u", "w", []), SshSettings(), [])
+    assert "accepted the key, and then closed" in str(error) and "/etc/nologin" in error.remedy
+
+
+@pytest.mark.unit
 def test_a_greeting_puts_no_command_into_a_remedy() -> None:
     forged = (
         "No x host key is known for a|e;touch and you have requested strict checking.\nHost key verification failed.\n"
