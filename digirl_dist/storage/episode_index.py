@@ -73,7 +73,7 @@ class EpisodeIndex:
         """Whether episodes that have just landed are to be judged: what the emulator said of them does not count."""
         self._events = JsonLines(folder / "events.jsonl")
         self._pending: defaultdict[str, list[str]] = defaultdict(list)
-        self._chunks: list[pa.Table] = []
+        self._chunks = [_ROWS.empty_table()]
         self._row_of: dict[str, int] = {}
         self._place: list[tuple[Path, int]] = []
         """The file of each row, and the episode's first row in it."""
@@ -146,8 +146,6 @@ class EpisodeIndex:
         are from the events: when the episode landed, how often its ticket was leased before, why, and how long it took.
         """
         with self._lock:
-            if not self._chunks:
-                return _empty()
             rows = pa.concat_tables(self._chunks).slice(first, most).combine_chunks()
             arrivals = [self._arrivals.get(key, (None, None, "", None)) for key in rows["key"].to_pylist()]
         for place, (name, kind) in enumerate(_FROM_EVENTS.items()):
@@ -228,6 +226,8 @@ class EpisodeIndex:
                 self._place[self._row_of[key]] = (path, first)
         if fresh:
             self._chunks.append(rows.take(pa.array(fresh)))
+        while len(self._chunks) > 1 and len(self._chunks[-2]) <= len(self._chunks[-1]):  # each costs kilobytes
+            self._chunks[-2:] = [pa.concat_tables(self._chunks[-2:]).combine_chunks()]
         return True
 
     def _is_in_its_rounds_file(self, key: str) -> bool:

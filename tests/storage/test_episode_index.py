@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
 import pytest
 
 from digirl_dist.collection import CollectionResult
@@ -235,3 +236,14 @@ def test_a_purpose_comes_back_from_the_files(tmp_path: Path, purpose: Purpose) -
     episode_file.write(tmp_path / "one.episode", one)
     (read,) = parquet.read(tmp_path / "one.parquet")
     assert read.ticket.key == episode_file.read(tmp_path / "one.episode").ticket.key == one.ticket.key
+
+
+def test_an_index_of_many_small_files_takes_little_memory(tmp_path: Path) -> None:
+    (tmp_path / "config.yaml").write_text("seed: 0\n")
+    store, before = Store(tmp_path / "trajectories"), pa.total_allocated_bytes()
+    for number in range(100):
+        store.append(CollectionResult(number, [episode(Key(number, 0))]))
+    index = EpisodeIndex(tmp_path)
+    index.refresh()
+    assert index.table()["key"].to_pylist() == [Key(number, 0).name for number in range(100)]
+    assert pa.total_allocated_bytes() - before < 100 * 500, "a table of each takes three times as much"
