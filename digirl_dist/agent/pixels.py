@@ -5,7 +5,6 @@ from __future__ import annotations
 import io
 from collections import OrderedDict
 from collections.abc import Sequence
-from functools import cached_property
 
 import numpy as np
 import torch
@@ -26,55 +25,38 @@ class Pictures:
     """
 
     def __init__(self, size: tuple[int, int]) -> None:
-        self._recent = _Newest(_RECENT, size)
-        self._many = _Newest(_CACHED_BYTES // (3 * size[0] * size[1]), size)
+        self.size = size
+        self._capacity = _CACHED_BYTES // (3 * size[0] * size[1])
+        self._decoded: OrderedDict[str, torch.Tensor] = OrderedDict()
+        self._recent: OrderedDict[str, torch.Tensor] = OrderedDict()
 
     def decoded(self, images: Sequence[bytes | None]) -> torch.Tensor:
         """Raises TrajectoryError for what is missing or no picture."""
-        return self._recent.of(images)
+        return self._stacked([self._recall(image, self._recent, _RECENT) for image in images])
 
     def remembered(self, images: Sequence[bytes | None]) -> torch.Tensor:
         """The same, from memory where possible."""
-        return self._many.of(images)
+        return self._stacked([self._recall(image, self._decoded, self._capacity) for image in images])
 
+    def _stacked(self, pictures: list[torch.Tensor]) -> torch.Tensor:
+        return torch.stack(pictures) if pictures else torch.empty(0, 3, *self.size, dtype=torch.uint8)
 
-class _Newest:
-    """The pictures decoded last, in one block of memory.
-
-    Each in one of its own would lie between larger ones that soon go, and the process would hold several times their
-    bytes.
-    """
-
-    def __init__(self, capacity: int, size: tuple[int, int]) -> None:
-        self._capacity, self._size = capacity, size
-        self._rows: OrderedDict[str, int] = OrderedDict()  # a plain one takes ever longer to find its first key
-
-    def of(self, images: Sequence[bytes | None]) -> torch.Tensor:
-        pictures = np.empty((len(images), 3, *self._size), np.uint8)
-        for place, image in enumerate(images):
-            pictures[place] = self._block[self._row(image)]
-        return torch.from_numpy(pictures)
-
-    @cached_property
-    def _block(self) -> np.ndarray:
-        """Pages of it take memory once they are written."""
-        return np.empty((self._capacity, 3, *self._size), np.uint8)
-
-    def _row(self, image: bytes | None) -> int:
+    def _recall(self, image: bytes | None, known: OrderedDict[str, torch.Tensor], capacity: int) -> torch.Tensor:
         key = digest(image or b"")  # and not the screenshot, which may be far larger than what is kept of it
-        if (row := self._rows.get(key)) is None:
-            picture, known = _decode(image, self._size), len(self._rows)
-            row = known if known < self._capacity else self._rows.popitem(last=False)[1]
-            self._block[row], self._rows[key] = picture, row
-        return row
+        if (found := known.get(key)) is None:
+            found = known[key] = decode(image, self.size)
+            if len(known) > capacity:
+                known.popitem(last=False)
+        return found
 
 
-def _decode(image: bytes | None, size: tuple[int, int]) -> np.ndarray:
+def decode(image: bytes | None, size: tuple[int, int]) -> torch.Tensor:
     """One picture averaged down to (height, width) = ``size``: uint8, shape [3, height, width].
 
     Raises TrajectoryError.
     """
-    return np.moveaxis(np.array(opened(image).resize((size[1], size[0]), Image.Resampling.BOX)), 2, 0)
+    small = opened(image).resize((size[1], size[0]), Image.Resampling.BOX)
+    return torch.from_numpy(np.asarray(small).transpose(2, 0, 1).copy())
 
 
 def opened(image: bytes | None) -> Image.Image:

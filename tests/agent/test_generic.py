@@ -120,10 +120,3 @@ def test_a_screenshot_is_decoded_once_and_not_kept(look: Any) -> None:
     first = look(pictures, shots)
     assert torch.equal(look(pictures, shots[::-1]), first.flip(0))
     assert all(sys.getrefcount(shot) == 3 for shot in shots), "the list, the name and the argument"
-
-
-def test_a_batch_of_more_pictures_than_are_kept_is_whole(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("digirl_dist.agent.pixels._RECENT", 2)
-    pictures, shots = Pictures((36, 36)), [picture(shade) for shade in (0, 1, 2, 0, 3)]
-    for _ in range(2):
-        assert pictures.decoded(shots)[:, 0, 0, 0].tolist() == [0, 1, 2, 0, 3]
