@@ -163,8 +163,10 @@ def _can_be_said(step: Step, said: str, task: Task) -> bool:
     """
     action = step.action if isinstance(step.action, dict) else {}
     text, answer = action.get("text"), str(action.get(SAID, ""))
-    if text is None or said in answer:
-        return said not in answer
+    if said in answer:
+        return False
+    if text is None:
+        return True
     before, after = quoted(said), quoted(task.instruction)
     return text in (after[: before.index(text) + 1] if text in before else task.instruction)
 

@@ -259,14 +259,14 @@ def _in_one_line(error: BaseException) -> str:
 
 def _how_to_get(error: BaseException | None) -> str:
     """Returns how a missing module gets here and onto the workers, or how a tuple does; empty for another error."""
-    if "tuple" in str(error):  # as highway-env's do
+    if isinstance(error, ModuleNotFoundError) and error.name:
+        return _installed_by(error.name.split(".")[0])
+    if all(word in str(error) for word in ("list", "tuple")):  # as highway-env's
         return (
             "; emulator.kwargs has lists and no tuples: write a function that makes the environment, and name it, as "
             "emulator.entry_point=my_file:make"
         )
-    if not isinstance(error, ModuleNotFoundError) or not error.name:
-        return ""
-    return _installed_by(error.name.split(".")[0])
+    return ""
 
 
 def _installed_by(module: str) -> str:
