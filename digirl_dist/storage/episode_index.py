@@ -75,13 +75,12 @@ class EpisodeIndex:
         self._pending: defaultdict[str, list[str]] = defaultdict(list)
         self._chunks = [_ROWS.empty_table()]
         self._row_of: dict[str, int] = {}
-        self._place: list[tuple[Path, int]] = []
+        self._place: list[tuple[str, int]] = []
         """The file of each row, and the episode's first row in it."""
         self._keys: list[str] = []
         """Of each row."""
-        self._read_at: dict[Path, int] = {}
-        """When each file that has been read was written."""
-        self._seen: set[str] = set()
+        self._read_at: dict[str, int] = {}
+        """When each file that has been read was written; not those of single episodes whose round has ended."""
         self._waiting: list[str] = []
         """Files that were found and not read yet."""
         self._arrivals: dict[str, tuple[float, int, str, float | None]] = {}
@@ -132,7 +131,7 @@ class EpisodeIndex:
 
     def _found(self) -> list[str]:
         again = [path for path, (written, _) in self._unreadable.items() if _written(path) != written]
-        return [*again, *(path for path in self._files() if path not in self._seen)]
+        return [*again, *(path for path in self._files() if path not in self._read_at)]
 
     def _files(self, number: str = "[0-9]*") -> Iterator[str]:
         """Yields the files of finished iterations, of evaluations, and of single episodes that have just landed; of one
@@ -166,64 +165,66 @@ class EpisodeIndex:
     def _look_at_round(self, key: str) -> None:
         number = _KEY.match(key)
         for path in self._files(f"{int(number[1]):06d}") if number else ():
-            if path not in self._seen:
+            if path not in self._read_at:
                 self._add(path)
 
     def read(self, row: int) -> Trajectory:
         """Returns the whole episode. Reads no more than a part of its file at once. Raises TrajectoryError."""
         defect: TrajectoryError | None = None
         for _ in range(_TRIES):
-            path, first = self._place_of(row)
+            name, first = self._place_of(row)
             if first < 0:
                 break
             try:
-                episode = _read(path, first)
+                episode = _read(Path(name), first)
             except TrajectoryError as error:
-                if _written(str(path)) == self._read_at[path]:
+                if _written(name) == self._read_at[name]:
                     raise
                 defect = error
             else:
                 if episode.ticket.key.name == self._keys[row]:
                     return episode
                 defect = None  # the file was replaced before it was opened
-        raise defect or TrajectoryError(f"{path} does not hold this episode any more")
+        raise defect or TrajectoryError(f"{name} does not hold this episode any more")
 
-    def _place_of(self, row: int) -> tuple[Path, int]:
+    def _place_of(self, row: int) -> tuple[str, int]:
         """Returns the file and first row of an episode as they are now."""
         with self._lock:
-            path, _ = self._place[row]
-            if (written := _written(str(path))) == 0:  # its round has ended since, or it was carried over to another
+            name, _ = self._place[row]
+            if (written := _written(name)) == 0:  # its round has ended since, or it was carried over to another
                 self._look_at_round(self._keys[row])
-                if self._place[row][0] == path:
+                if self._place[row][0] == name:
                     self.refresh()
-            elif written != self._read_at[path]:  # an episode was refused since: others are where it was
-                self._add(str(path))
+            elif written != self._read_at[name]:  # an episode was refused since: others are where it was
+                self._add(name)
             return self._place[row]
 
     def _add(self, name: str) -> bool:
         """Adds the episodes of a file; returns False if it is not there any more."""
-        self._seen.add(name)
         self._unreadable.pop(name, None)
-        written, path = _written(name), Path(name)
-        if path in self._read_at:
-            self._place = [(at, -1 if at == path else first) for at, first in self._place]
-        self._read_at[path] = written
+        written = _written(name)
+        if name in self._read_at:
+            self._place = [(at, -1 if at == name else first) for at, first in self._place]
+        self._read_at[name] = written
         try:
-            rows, firsts = _summary(path)
+            rows, firsts = _summary(Path(name))
         except (TrajectoryError, KeyError, pa.ArrowException, OverflowError) as error:
             if _written(name) == 0:
                 return False
-            self._unreadable[name] = written, str(error).removeprefix(f"{path} is not a trajectory file: ")
+            self._unreadable[name] = written, str(error).removeprefix(f"{name} is not a trajectory file: ")
             return True
         fresh = []
         for number, (key, first) in enumerate(zip(rows["key"].to_pylist(), firsts, strict=True)):
             if key not in self._row_of:
                 self._row_of[key] = len(self._place)
-                self._place.append((path, first))
+                self._place.append((name, first))
                 self._keys.append(key)
                 fresh.append(number)
-            elif path.suffix != episode_file.SUFFIX or not self._is_in_its_rounds_file(key):
-                self._place[self._row_of[key]] = (path, first)
+            elif not _is_of_one(name) or not self._is_in_its_rounds_file(key):
+                before, _ = self._place[self._row_of[key]]
+                self._place[self._row_of[key]] = (name, first)
+                if _is_of_one(before) and before != name:  # its round has ended
+                    self._read_at.pop(before, None)
         if fresh:
             self._chunks.append(rows.take(pa.array(fresh)))
         while len(self._chunks) > 1 and len(self._chunks[-2]) <= len(self._chunks[-1]):  # each costs kilobytes
@@ -232,8 +233,8 @@ class EpisodeIndex:
 
     def _is_in_its_rounds_file(self, key: str) -> bool:
         """Returns whether the episode has its last place; the file in which it landed is about to be removed then."""
-        path, first = self._place[self._row_of[key]]
-        return path.suffix != episode_file.SUFFIX and first >= 0
+        name, first = self._place[self._row_of[key]]
+        return first >= 0 and not _is_of_one(name)
 
     def _tell(self, events: Iterable[Mapping[str, Json]]) -> None:
         for event in events:
@@ -267,8 +268,12 @@ def _read(path: Path, first: int) -> Trajectory:
 def summarise(episodes: Sequence[Trajectory]) -> pa.Table:
     """Returns the rows of episodes that are in memory, as ``EpisodeIndex.table`` has them without the events."""
     if not episodes:
-        return _empty()
+        return pa.schema([*_ROWS, *pa.schema(_FROM_EVENTS.items())]).empty_table()
     return _summarised(pa.concat_tables([parquet.to_table(one) for one in episodes]))[0]
+
+
+def _is_of_one(name: str) -> bool:
+    return name.endswith(episode_file.SUFFIX)
 
 
 def _written(path: str) -> int:
@@ -297,10 +302,10 @@ def _summarised(rows: pa.Table) -> tuple[pa.Table, list[int]]:
     if len(firsts) == 0 or firsts[0] != 0:
         raise ValueError("its rows are not in order")
     starts = pa.array(firsts)
-    columns = {name: _one(rows[name]).take(starts) for name in _PER_EPISODE}
+    columns = {name: rows[name].combine_chunks().take(starts) for name in _PER_EPISODE}
     columns["steps"] = pa.array(np.diff([*firsts, rows.num_rows]), pa.int32())
     columns["reward"] = pa.array(np.add.reduceat(rows["reward"].to_numpy().astype(np.float64), firsts))
-    columns["truncated"] = _one(rows["truncated"]).take(pa.array([*(firsts[1:] - 1), rows.num_rows - 1]))
+    columns["truncated"] = rows["truncated"].combine_chunks().take(pa.array([*(firsts[1:] - 1), rows.num_rows - 1]))
     columns["key"] = pa.array(list(_keys(columns)), pa.string())
     return pa.table(columns).select(_ROWS.names).cast(_ROWS), firsts.tolist()
 
@@ -309,10 +314,6 @@ def _keys(columns: Columns) -> Iterator[str]:
     names = ("iteration", "ticket", "purpose", "policy_version")
     for iteration, ticket, purpose, version in zip(*(columns[name].to_pylist() for name in names), strict=True):
         yield Key(iteration, ticket, purpose, version).name
-
-
-def _one(column: pa.ChunkedArray) -> pa.Array:
-    return column.combine_chunks()
 
 
 def _episode(file: BoundedFile, first: int) -> pa.Table:
@@ -324,7 +325,3 @@ def _episode(file: BoundedFile, first: int) -> pa.Table:
         if starts:
             break
     return pa.Table.from_batches(found)
-
-
-def _empty() -> pa.Table:
-    return pa.schema([*_ROWS, *pa.schema(_FROM_EVENTS.items())]).empty_table()

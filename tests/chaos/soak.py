@@ -58,7 +58,9 @@ _FLEET = [
     ),
 ]
 _EPISODES = 8
-_RUN = [*_FLEET, "agent=generic", "agent.short_side=36", f"rollout_size={_EPISODES}", "save_freq=1000000"]
+_SHORT_SIDE = 144
+"""Of the pictures that an agent keeps: so large that its 256 MB are full before the warm-up ends."""
+_RUN = [*_FLEET, "agent=generic", f"agent.short_side={_SHORT_SIDE}", f"rollout_size={_EPISODES}", "save_freq=1000000"]
 _LEARNS = [*_RUN, "train_algorithm=filtered_bc", "trainer.replay_size=64"]
 
 
