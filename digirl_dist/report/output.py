@@ -66,7 +66,7 @@ class Lines:
             self._told_at = time.monotonic()
             try:
                 if self._stream is not None and not self._is_broken:
-                    shown = f"{time.strftime('%H:%M:%S')}  {_indented(printable(text))}\n"
+                    shown = f"{time.strftime('%Y-%m-%d %H:%M:%S')}  {_indented(printable(text), 21)}\n"
                     encoding = getattr(self._stream, "encoding", None) or "utf-8"
                     self._stream.write(shown.encode(encoding, "replace").decode(encoding))
                     self._stream.flush()
@@ -109,7 +109,7 @@ class Bar:
 
     def line(self, text: str, style: str = "") -> None:
         code = "" if "NO_COLOR" in os.environ else _STYLES.get(style, "")
-        shown = f"{code}{_indented(printable(text))}{code and _PLAIN}"
+        shown = f"{code}{_indented(printable(text), 10)}{code and _PLAIN}"
         with suppress(OSError, ValueError):  # the terminal is gone
             self._bar.write(f"{time.strftime('%H:%M:%S')}  {shown}", file=self._stream)
 
@@ -159,5 +159,5 @@ def in_notebook() -> bool:
     return type(shell).__name__ == "ZMQInteractiveShell"
 
 
-def _indented(text: str) -> str:
-    return text.replace("\n", "\n" + " " * 10)
+def _indented(text: str, by: int) -> str:
+    return text.replace("\n", "\n" + " " * by)

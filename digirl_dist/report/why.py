@@ -117,7 +117,7 @@ def _events(folder: Path) -> Iterator[str]:
             f"{key} {value}" for key, value in event.items() if key not in ("time", "event") and value != ""
         )
         times = f" ({count} times)" if count > 1 else ""
-        yield f"  {_time_of_day(event.get('time'))} {event.get('event')}{times}: {said}"
+        yield f"  {_time_of(event.get('time'))} {event.get('event')}{times}: {said}"
 
 
 def _starts(events: Sequence[dict[str, Any]]) -> Iterator[str]:
@@ -137,8 +137,8 @@ def _grouped(events: Sequence[dict[str, Any]]) -> list[tuple[dict[str, Any], int
     return found
 
 
-def _time_of_day(seconds: Json) -> str:
+def _time_of(seconds: Json) -> str:
     try:
-        return time.strftime("%H:%M:%S", time.localtime(seconds))  # type: ignore[arg-type]
+        return time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(seconds))  # type: ignore[arg-type]
     except (TypeError, ValueError, OverflowError, OSError):  # of a file that somebody else wrote
         return "--:--:--"

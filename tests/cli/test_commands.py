@@ -278,7 +278,7 @@ def test_threads_that_wait_sleep_unless_the_user_wants_them_to_spin(
 def test_a_forecast_needs_no_output_that_is_open() -> None:
     command = f'"{sys.executable}" -m digirl_dist plan emulator=rehearsal --fleet 1 >&-'
     done = subprocess.run(command, shell=True, env=environment(), capture_output=True, text=True, timeout=120)
-    assert (done.returncode, re.sub(r"\d\d:\d\d:\d\d  .*, for .*\n", "", done.stderr)) == (0, "")
+    assert (done.returncode, re.sub(r"\S+ \d\d:\d\d:\d\d  .*, for .*\n", "", done.stderr)) == (0, "")
 
 
 @pytest.mark.component

@@ -295,7 +295,7 @@ for words in json.loads(sys.argv[1]):
 """
 
 
-SIGN_OF_LIFE = re.compile(r"\d\d:\d\d:\d\d  .*, for .*\n")
+SIGN_OF_LIFE = re.compile(r"\S+ \d\d:\d\d:\d\d  .*, for .*\n")
 """A line of progress, which a busy machine leads to."""
 
 

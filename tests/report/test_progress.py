@@ -8,6 +8,7 @@ import os
 import struct
 import termios
 from contextlib import suppress
+from datetime import datetime
 from typing import Any
 
 import pytest
@@ -200,25 +201,24 @@ def test_reasons_without_end_are_counted_together() -> None:
     assert len(site.kept.lines) == 201 and "other reasons, which events.jsonl has" in site.kept.lines[-1]
 
 
-def test_a_file_gets_lines_with_the_time_of_day_and_no_escapes() -> None:
+def test_a_file_gets_lines_with_date_and_time_and_no_escapes() -> None:
     site, file = Site(), io.StringIO()
     site.collect(5)
     lines = Lines(file)
     lines.line(site.progress.sentence())
     lines.line(f"two\nlines {HOSTILE}", "bold red")
     first, second, third = file.getvalue().splitlines()
-    assert first[2] == first[5] == ":" and first[10:].startswith(
-        "collect iteration 0: 5 of 10 episodes landed, for 0 s"
-    )
+    assert datetime.fromisoformat(first[:19]) <= datetime.now()
+    assert first[19:].startswith("  collect iteration 0: 5 of 10 episodes landed, for 0 s")
     assert first.endswith("2 of 2 workers run episodes; 0 of 4 iterations finished")
-    assert second[10:] == "two" and third.startswith(" " * 10 + "lines a\\x1b") and "\x1b" not in file.getvalue()
+    assert second[21:] == "two" and third.startswith(" " * 21 + "lines a\\x1b") and "\x1b" not in file.getvalue()
 
 
 def test_a_sign_that_the_encoding_lacks_costs_no_more_than_itself() -> None:
     written = io.BytesIO()
     file = io.TextIOWrapper(written, encoding="latin-1")
     Lines(file).line("success 0.10 → 0.90 für")
-    assert written.getvalue()[10:] == "success 0.10 ? 0.90 für\n".encode("latin-1")
+    assert written.getvalue()[21:] == "success 0.10 ? 0.90 für\n".encode("latin-1")
 
 
 def test_a_reader_that_is_gone_ends_the_run_at_the_next_iteration_and_no_thread() -> None:
