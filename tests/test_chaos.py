@@ -23,6 +23,7 @@ def struck(sshd_is_installed: None) -> tuple[Sequence[Trial], Sequence[Invariant
     return strike(kinds, len(kinds), seed=0, inference=Inference.worker)
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("fault", faults(Inference.worker, root=True), ids=lambda fault: fault.name)
 def test_a_fault_is_noticed_and_explained_and_got_over(
     fault: Fault, struck: tuple[Sequence[Trial], Sequence[Invariant]]

@@ -49,6 +49,7 @@ class Bad(Target):
                 sum(range(20_000_000))
 
 
+@pytest.mark.nightly
 def test_a_campaign_notices_errors_deaths_and_costs_and_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(TARGETS, "bad", Bad)
     result = campaign("bad", 0, 40, Limits(cpu_s=0.1))

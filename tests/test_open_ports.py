@@ -145,12 +145,12 @@ MODES: dict[Callable[[Path], Seen], set[str]] = {
 
 
 def _nightly(mode: Callable[[Path], Seen]) -> Any:
-    """What listens there is Google's own, or the same as in ``trainer_torchrun``."""
+    """What listens there is Google's own, or for numbers only."""
     return pytest.param(mode, marks=pytest.mark.nightly)
 
 
 @pytest.mark.long(40)
-@pytest.mark.parametrize("mode", [over_ssh, trainer_torchrun, *map(_nightly, (ranks, android))])
+@pytest.mark.parametrize("mode", [over_ssh, *map(_nightly, (trainer_torchrun, ranks, android))])
 def test_nothing_listens_that_another_user_could_use(
     mode: Callable[[Path], Seen], tmp_path: Path, request: pytest.FixtureRequest
 ) -> None:

@@ -34,7 +34,10 @@ def test_every_block_of_the_page_is_a_file_or_a_command() -> None:
     assert len(FILES) == 6 and len(COMMANDS) == 6
 
 
-@pytest.mark.parametrize("command", COMMANDS)
+@pytest.mark.parametrize(
+    "command",
+    [*COMMANDS[:3], *(pytest.param(each, marks=pytest.mark.nightly) for each in COMMANDS[3:5]), *COMMANDS[5:]],
+)
 def test_a_command_of_the_page_ends_well(command: str, folder: Path) -> None:
     path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
     variables = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"} | {"PATH": path}

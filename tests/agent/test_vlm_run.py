@@ -25,6 +25,7 @@ WORDS = [
 ]
 
 
+@pytest.mark.nightly
 @pytest.mark.timeout(600)
 def test_it_trains_over_ssh_workers_and_only_low_rank_weights_are_saved(tmp_path: Path) -> None:
     model, out = save_tiny_vlm(tmp_path / "model"), tmp_path / "run"

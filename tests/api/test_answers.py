@@ -69,6 +69,7 @@ with Fleet.inline(bsize=1, emulator=emulator, save_path=sys.argv[2]) as fleet:
 """
 
 
+@pytest.mark.nightly
 def test_identity_by_place_a_fleet_that_reopens_its_folder_returns_no_episode_of_a_killed_call(
     run: Path, tmp_path: Path
 ) -> None:
@@ -231,6 +232,7 @@ REFUSALS = [
 ]
 
 
+@pytest.mark.nightly
 def test_a_refused_command_writes_nothing(run: Path) -> None:
     before = digest(run)
     for words in REFUSALS:

@@ -128,6 +128,7 @@ def test_offline_to_online_collects_from_then_on_and_can_be_continued(
     ]
 
 
+@pytest.mark.nightly
 @pytest.mark.long
 def test_an_evaluation_that_a_crash_cut_short_is_made_up_for(tmp_path: Path) -> None:
     run(settings(tmp_path, train_iterations=2))

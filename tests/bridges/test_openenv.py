@@ -163,6 +163,7 @@ def test_an_emulator_of_ours_is_an_openenv_environment_with_its_tasks_and_outliv
         assert ask(one, "state")["data"]["step_count"] == 3
 
 
+@pytest.mark.nightly
 def test_an_environment_that_hangs_costs_its_session_the_limit_and_ends_in_an_error() -> None:
     hangs = ["emulator=rehearsal", "emulator.step_s=600", "limits.step_s=1", "limits.episode_attempts=2"]
     with openenv_fleet(["dry_run=true", "dry_run_workers=1", *hangs]) as fleet, client(fleet.provider()) as one:

@@ -15,6 +15,7 @@ from digirl_dist.tasks import Key, Round
 pytestmark = [pytest.mark.system, pytest.mark.long]
 
 
+@pytest.mark.nightly
 def test_a_ticket_that_hangs_is_run_a_second_time_elsewhere(tmp_path: Path) -> None:
     trouble = {"at": "step", "suffers": "hang", "once": str(tmp_path / "once")}
     with site(tmp_path / "run", Kind.fleet, step_limit_s=8) as here:

@@ -124,6 +124,7 @@ def freeze_a_browser() -> None:
     a_browser().send_signal(signal.SIGSTOP)
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("fault", [kill_a_browser, pytest.param(freeze_a_browser, marks=pytest.mark.nightly)])
 def test_a_browser_that_fails_in_mid_episode_costs_one_retry(tmp_path: Path, fault: Callable[[], None]) -> None:
     with browsers(tmp_path, Parallel.single, 16, fault) as here:

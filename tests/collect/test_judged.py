@@ -133,6 +133,7 @@ def test_a_model_judges_and_its_key_is_nowhere_in_the_run(say: Say, tmp_path: Pa
     assert KEY not in done.stdout + done.stderr
 
 
+@pytest.mark.nightly
 def test_an_outage_that_outlasts_the_patience_loses_no_episode(say: Say, tmp_path: Path) -> None:
     with endpoint() as served:
         served.script = [fails(503)] * 100

@@ -33,6 +33,7 @@ def misbehaving(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(roster, "this_python", python)
 
 
+@pytest.mark.nightly
 @pytest.mark.usefixtures("misbehaving")
 def test_what_programs_lose_without_a_word_is_run_again_and_what_they_never_got_is_refused(tmp_path: Path) -> None:
     with site(tmp_path, Kind.fleet, workers=4, speculate=False, step_s=1.0) as here:

@@ -125,6 +125,7 @@ def test_a_server_that_dies_is_named_with_its_last_lines() -> None:
         emulator.close()
 
 
+@pytest.mark.nightly
 @pytest.mark.system
 def test_a_fleet_over_ssh_runs_its_episodes() -> None:
     emulator = {"name": "openenv", "app": "openenv_site:app", "project": TESTS}

@@ -248,6 +248,7 @@ def test_d5_the_merged_table_is_that_of_one_process(five: Path, capsys: pytest.C
     assert all(result["metrics"]["episodes"] == 2 and result["seed"] == k for k, result in enumerate(two))
 
 
+@pytest.mark.nightly
 @pytest.mark.long
 @pytest.mark.timeout(700)  # of which busy processors take most
 def test_d6_a_killed_rank_leaves_its_jobs_missing_and_resume_runs_only_those(tmp_path: Path) -> None:
@@ -280,6 +281,7 @@ def test_d6_rank_0_waits_for_the_others_no_longer_than_told(tmp_path: Path, monk
     assert statuses(tmp_path / "out") == {"mine": "done", "of_nobody": "missing"}
 
 
+@pytest.mark.nightly
 @pytest.mark.component
 def test_d7_jobs_with_a_policy_that_has_a_state_share_nothing_of_it(tmp_path: Path) -> None:
     one, two = (job(name, overrides=MOODY, num_episodes=3, seed=4) for name in ("one", "two"))
@@ -292,6 +294,7 @@ def test_d7_jobs_with_a_policy_that_has_a_state_share_nothing_of_it(tmp_path: Pa
     assert len({tuple(episode) for episode in actions[0]}) > 1, "the policy's state changes what it does"
 
 
+@pytest.mark.nightly
 def test_d7_a_job_does_not_depend_on_those_before_it(tmp_path: Path) -> None:
     there = [job("a", seed=1), job("b", seed=2)]
     assert main(arguments(write(tmp_path / "there.json", there), tmp_path / "there")) == 0
@@ -301,6 +304,7 @@ def test_d7_a_job_does_not_depend_on_those_before_it(tmp_path: Path) -> None:
     assert results[0]["a"] != results[0]["b"]
 
 
+@pytest.mark.nightly
 @pytest.mark.timeout(600)  # seven runs
 def test_d8_the_number_of_episodes_is_exact_and_steps_are_reached_the_same_way_on_any_slots(tmp_path: Path) -> None:
     jobs = [

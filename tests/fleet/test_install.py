@@ -107,6 +107,7 @@ def test_a_worker_gets_the_package_once(link: Connection, package: Package, tmp_
     assert {path: path.stat().st_mtime_ns for path in folder.rglob("*.py*")} == installed
 
 
+@pytest.mark.nightly
 def test_a_wheel_built_by_an_installed_copy_is_the_same(link: Connection, package: Package, tmp_path: Path) -> None:
     python = ensure_installed(
         link, Package(package.wheel, requirements(), reuse_packages=True), str(tmp_path / "w"), sys.executable
@@ -135,6 +136,7 @@ def test_a_changed_package_of_the_same_version_replaces_the_old_one(
     assert subprocess.check_output([python, "-I", "-c", code]) == b"1\n"
 
 
+@pytest.mark.nightly
 def test_packages_of_the_workers_python_are_reused(link: Connection, package: Package, tmp_path: Path) -> None:
     """Those as well which an environment finds by a ``.pth`` file, as editable ones."""
     venv.create(tmp_path / "outer", symlinks=True)
@@ -163,6 +165,7 @@ def test_installations_at_the_same_time_take_turns(link: Connection, package: Pa
     assert subprocess.run([found[0], "-I", "-c", "import digirl_dist"]).returncode == 0
 
 
+@pytest.mark.nightly
 def test_an_environment_left_half_finished_is_made_anew(link: Connection, package: Package, tmp_path: Path) -> None:
     python = ensure_installed(link, package, str(tmp_path / "w"), sys.executable)
     (tmp_path / "w" / OWN_FOLDER / "installed.json").unlink()
@@ -172,6 +175,7 @@ def test_an_environment_left_half_finished_is_made_anew(link: Connection, packag
     assert subprocess.run([python, "-I", "-c", "import digirl_dist"]).returncode == 0
 
 
+@pytest.mark.nightly
 def test_an_environment_in_which_somebody_cleaned_up_is_made_anew(
     link: Connection, package: Package, tmp_path: Path
 ) -> None:
@@ -192,6 +196,7 @@ def test_an_environment_in_which_somebody_cleaned_up_is_made_anew(
     assert (packages / "digirl_dist" / "worker_program" / "attach.py").exists() and not (packages / "added.py").exists()
 
 
+@pytest.mark.nightly
 def test_what_the_user_has_in_the_folder_stays(link: Connection, package: Package, tmp_path: Path) -> None:
     folder = tmp_path / "scripts"
     own = [
@@ -217,6 +222,7 @@ def test_a_folder_of_our_name_that_is_not_ours_is_refused(link: Connection, pack
     assert list(own.parents[1].rglob("*")) == [own.parent, own]
 
 
+@pytest.mark.nightly
 def test_a_setup_script_runs_once_in_the_environment(link: Connection, package: Package, tmp_path: Path) -> None:
     log = tmp_path / "log"
     package = replace(package, setup=f"python -c 'import digirl_dist, sys; print(sys.prefix)' >> {log}\n")

@@ -196,6 +196,7 @@ def test_what_has_been_read_counts_no_more() -> None:
     assert [events.get(0.0), events.get(0.0)] == [lost, None] and not ledger._kept["unread"]
 
 
+@pytest.mark.nightly
 @pytest.mark.component
 def test_a_worker_whose_messages_take_too_much_of_the_processor_waits_and_is_named() -> None:
     """All of them are valid, and none is a flood by number: it has the slots for it."""

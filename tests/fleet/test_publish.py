@@ -129,6 +129,7 @@ def test_nothing_that_is_unchanged_is_sent(serve: Callable[[str], Address], tmp_
         assert loaded(here, "w1", 3)[0].push_bytes == 0
 
 
+@pytest.mark.nightly
 def test_in_bfloat16_the_worker_acts_with_the_rounded_policy(serve: Callable[[str], Address], tmp_path: Path) -> None:
     with fleet(tmp_path, [serve("w1")], PushDtype.bfloat16) as here:
         here.publish(save(tmp_path, 1, 1))

@@ -28,7 +28,7 @@ from digirl_dist.fleet.roster import WorkerConfig
 from digirl_dist.settings import AndroidInstallSettings, AndroidSettings, InstallSettings, Settings, SshSettings
 from digirl_dist.ssh.connect import connect
 
-pytestmark = [pytest.mark.system, pytest.mark.long_file(20)]
+pytestmark = [pytest.mark.system, pytest.mark.nightly, pytest.mark.long_file(20)]
 
 PLAIN = MachineRequirements("plain", 100, 0.1)
 BROWSER = MachineRequirements("miniwob", 100, 0.1, browser=True)

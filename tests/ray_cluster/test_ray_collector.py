@@ -36,6 +36,7 @@ def check(here: Site, count: int, result: Any) -> None:
     assert sorted(landed) == list(range(count))
 
 
+@pytest.mark.nightly
 def test_a_killed_actor_costs_retries_only(tmp_path: Path) -> None:
     with site(tmp_path, Kind.ray, step_s=0.1) as here:
         killer = in_the_middle(here, lambda: actors_of(tmp_path)[0].kill())

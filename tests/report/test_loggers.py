@@ -225,6 +225,7 @@ def test_names_that_are_odd_are_cleaned_part_by_part_and_kept_apart() -> None:
     assert list(tags({"val/mean@1": 1.0})) == ["val/mean_1"]
 
 
+@pytest.mark.nightly
 @pytest.mark.component
 @pytest.mark.parametrize("logger", ["tensorboard", "mlflow", "wandb"])
 def test_names_that_are_odd_end_no_logger(logger: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

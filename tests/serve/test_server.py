@@ -217,6 +217,7 @@ def siege(here: Served, count: int) -> None:
     eventually(lambda: len(process.net_connections("tcp")) < 20, 30)
 
 
+@pytest.mark.nightly
 def test_strangers_keep_nobody_out_and_cost_no_memory(here: Served) -> None:
     siege(here, 200)
 
@@ -255,6 +256,7 @@ def test_nothing_tells_the_token(here: Served) -> None:
     assert not [path for path in others if here.token.encode() in path.read_bytes()]
 
 
+@pytest.mark.nightly
 def test_killed_servers_forget_nothing_and_the_order_goes_on(tmp_path: Path) -> None:
     """A client that comes back after a day has its cursor, and gets what landed meanwhile."""
     folder, keys = tmp_path / "kept", [f"k/{member}" for member in range(24)]
@@ -294,6 +296,7 @@ def test_a_key_whose_server_died_before_it_answered_is_there_and_can_be_acknowle
     assert len(Run(folder).episodes()) == 2
 
 
+@pytest.mark.nightly
 def test_a_socket_is_for_its_user_alone(tmp_path: Path) -> None:
     path = tmp_path / "door"
     with socket.socket(socket.AF_UNIX) as left:  # by a server that was killed

@@ -88,6 +88,7 @@ def test_a_run_loses_and_repeats_nothing_when_a_job_is_requeued(cluster: Path, t
     nothing_is_left_of(tmp_path)
 
 
+@pytest.mark.nightly
 def test_a_job_ends_by_itself_when_its_host_is_gone(cluster: Path, tmp_path: Path) -> None:
     mine, at = jobs(tmp_path, silence_s=6.0), address(tmp_path)
     connection = connected(Nodes(mine, SSH, None), at)
@@ -116,6 +117,7 @@ def test_bytes_cross_as_they_are_and_a_lost_job_is_told(cluster: Path, tmp_path:
     connection.close()
 
 
+@pytest.mark.nightly
 def test_a_job_that_waits_says_why_and_one_that_fails_shows_its_log(cluster: Path, tmp_path: Path) -> None:
     said: list[str] = []
     held = Nodes(jobs(tmp_path, options=["--hold"]), SSH, pending_s=3.0)

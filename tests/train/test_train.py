@@ -285,6 +285,7 @@ def four(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+@pytest.mark.nightly
 def test_b8_an_evaluation_slower_than_an_exchange_may_be_does_not_kill_the_peers(four: Path) -> None:
     assert metrics(four)[1]["iteration_s"] > 5
 
@@ -299,6 +300,7 @@ def steps_until_good(folder: Path) -> int:
     return next(line["global_step"] for line in metrics(folder) if line.get("episode_reward_avg_100", 0) > 0.8)
 
 
+@pytest.mark.nightly
 @pytest.mark.long
 def test_b12_two_ranks_learn_and_one_needs_about_as_many_steps(tmp_path: Path) -> None:
     more = ["train_iterations=7", "algorithm.ppo.anneal_iterations=100", "distributed.steps=64", "bsize=4"]

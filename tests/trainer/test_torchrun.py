@@ -87,6 +87,7 @@ def test_b2_sharded_over_the_ranks_a_run_goes_on_and_its_checkpoints_are_as_ever
     assert torch.allclose(ours, theirs, atol=1e-5, rtol=0) and ours.abs().max() > 1e-3
 
 
+@pytest.mark.nightly
 @pytest.mark.long
 def test_b9_a_rank_that_raises_ends_the_run_with_its_rank_and_traceback(tmp_path: Path) -> None:
     raised = tmp_path / "raised"

@@ -162,6 +162,7 @@ def test_a4_reset_answers_in_the_order_asked(cluster: Any, opened: Any) -> None:
     assert [info["pid"] for info in infos] == [info["pid"] for info in reversed(others)]
 
 
+@pytest.mark.nightly
 def test_a5_same_episodes_in_the_same_slots(cluster: Any, opened: Any) -> None:
     def run(env: VecEnv) -> tuple[Any, Any]:
         seen = loop(env, has_walked)
@@ -339,6 +340,7 @@ print(ray.is_initialized())
     assert len(lines) == len(told) and all(map(str.startswith, lines, told)), done.stdout + done.stderr
 
 
+@pytest.mark.nightly
 def test_a14_a15_four_processes_on_two_nodes_with_half_a_gpu_each(cluster: Any, opened: Any) -> None:
     _, infos = opened(4, 1, 4, gpus=0.5).reset()
     assert len({info["pid"] for info in infos}) == 4 and len({info["node"] for info in infos}) == 2
@@ -351,6 +353,7 @@ def test_a15_a_distribution_is_one_of_ray() -> None:
     assert config.distribute(RayDistributionCfg(2)).distribution is not None and config.distribution is None
 
 
+@pytest.mark.nightly
 def test_a16_a_wrong_address_is_named() -> None:
     """At the limits as they are; more in tests/ray_cluster/test_connect.py."""
     program = (

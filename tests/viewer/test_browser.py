@@ -60,6 +60,7 @@ def test_requests_that_the_browser_breaks_off_are_sent_again(shown: Browser) -> 
     shown.wait("document.querySelector('h1') !== null")
 
 
+@pytest.mark.nightly
 def test_which_worker_loses_time(browser: Browser) -> None:
     browser.click("nav a", "Workers")
     browser.says(f"{WORKERS[1]} loses the largest share")
@@ -382,6 +383,7 @@ def test_axe_finds_nothing_that_shuts_anybody_out(browser: Browser, scheme: str)
     assert browser.page.run(f"return {serious}")[0][1] == "image-alt", "axe finds what is there"
 
 
+@pytest.mark.nightly
 def test_nothing_that_a_run_says_becomes_markup(chromium_is_installed: None, tmp_path: Path) -> None:
     """The known payloads and generated ones, in every text that a worker, an agent or a file may hold."""
     folder = make_run(tmp_path / "hostile", iterations=1)

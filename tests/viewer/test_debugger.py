@@ -54,6 +54,7 @@ def row(browser: Browser, name: str) -> str:
     return str(browser.wait(f"{found}arguments[0])?.innerText", name))
 
 
+@pytest.mark.nightly
 def test_is_it_alive(browser: Browser) -> None:
     assert "running" in row(browser, "live") and "collect iteration 5: 2 of 6 episodes landed" in row(browser, "live")
     assert "about" in row(browser, "live") and "left" in row(browser, "live")

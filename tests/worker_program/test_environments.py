@@ -14,6 +14,7 @@ from digirl_dist.worker_program.environments import PING, PING_S
 _PROGRAM = "import sys; from digirl_dist.worker_program import environments as e; e._ORPHAN_S = 4.0; sys.exit(e.main())"
 
 
+@pytest.mark.nightly
 @pytest.mark.component
 def test_environments_of_a_host_that_fell_silent_end_and_stay_while_it_pings() -> None:
     """Its stdin stays open, as that of a server that has not yet noticed the loss of its client."""

@@ -447,6 +447,7 @@ def test_an_answer_that_does_not_come_in_time_costs_the_episode(folder: Path) ->
         assert "did not answer within 1 s" in host.hear(EpisodeFailed).reason
 
 
+@pytest.mark.nightly
 def test_without_a_host_that_answers_it_ends_though_episodes_are_under_way(folder: Path) -> None:
     with attached(folder, 10.0) as host:
         host.greet()

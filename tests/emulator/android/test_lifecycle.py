@@ -117,6 +117,7 @@ def test_the_remedy_for_a_missing_snapshot_helps_as_it_is_written(tmp_path: Path
         emulator.reset(TASK, seed=1)
 
 
+@pytest.mark.nightly
 def test_a_trial_of_the_doctor_tells_of_each_part(tmp_path: Path) -> None:
     factory = pack(partial(AndroidEmulator, make_sdk(tmp_path).settings()))
     tap = {"type": "tap", "x": 0.5, "y": 0.0}
@@ -150,6 +151,7 @@ def test_a_boot_that_fails_says_why_and_leaves_nothing_behind(tmp_path: Path, fa
     assert Locks(settings.lock_path).take("boot-0"), "the next one has its turn"
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize(
     ("fate", "message"),
     [
@@ -210,6 +212,7 @@ def test_two_slots_never_have_the_same_ports_and_the_end_is_named(tmp_path: Path
 # --- resets that fail ------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("fate", ["refuse", "hang", "offline"])
 def test_a_snapshot_that_cannot_be_loaded_costs_a_restart(
     tmp_path: Path, fate: str, monkeypatch: pytest.MonkeyPatch
