@@ -33,7 +33,7 @@ WHOLE = 0.0, 0.0, 1.0, 1.0
 
 
 def flags(instruction: str, *labels: Label, memories: Sequence[Memory] = ()) -> list[float]:
-    """Whether the first label is named next, how well it is named, how much it shares, and whether it takes text."""
+    """How well the first label is named: if it is next, and anyway; how much it shares, whether it takes text."""
     return read(told(instruction, memories, labels), labels=True).places[0].flags[1:5]
 
 
@@ -41,9 +41,11 @@ def flags(instruction: str, *labels: Label, memories: Sequence[Memory] = ()) -> 
     ("instruction", "label", "expected"),
     [
         ('Click on the "Ok" button.', UPPER, [1, 1, 1, 0]),
-        ('Click on the "Ok" button.', LOWER, [1, 0.5, 1, 0]),
+        ('Click on the "Ok" button.', LOWER, [0.5, 0.5, 1, 0]),
         ("Click the button.", Label("Click Me!", "button", *WHOLE), [0, 0, 2 / 3, 0]),
-        ('Click "posuere"', Label("posuere,", "", *WHOLE), [1, 1, 1, 0]),
+        ('Click "posuere"', Label("posuere,", "", *WHOLE), [0.75, 0.75, 1, 0]),
+        ('Click "et,."', Label("et.", "link", *WHOLE), [0.75, 0.75, 0.5, 0]),
+        ('Click "et,."', Label("et,.", "link", *WHOLE), [1, 1, 1, 0]),
         ("Buy books", Label("book", "", *WHOLE), [0, 0, 0, 0]),
         ("Press (a+b)*", Label("(a+b)*", "", *WHOLE), [1, 1, 1, 0]),
         ("Focus into the textbox", FIELD, [0, 0, 1, 1]),
@@ -131,6 +133,16 @@ def test_what_can_be_typed_are_quotes_words_and_names_each_once() -> None:
 def test_labels_move_with_the_picture() -> None:
     grid, rows = TouchGrid(4, 4), [read(told("Ok", labels=[UPPER]), labels=True)] * 2
     assert labels_of(rows, grid, [(0.0, 0.0), (0.5, 0.25)]).cells[:, 0].tolist() == [1, 10]
+
+
+def test_a_control_is_touched_as_one_wherever_it_is_touched_and_a_picture_is_not() -> None:
+    grid, button, slider = TouchGrid(4, 4), Label("Ok", "button", 0.0, 0.0, 0.6, 0.3), Label("", "slider", 0, 0.5, 1, 1)
+    closed = labels_of([read(told("Ok", labels=[button, slider]), labels=True)], grid).closed
+    assert closed[0].nonzero()[:, 0].tolist() == [0, 1], "the cells whose middle is in the button"
+    for x, y, place in ((0.1, 0.1, 16), (0.45, 0.2, 16), (0.55, 0.2, 2), (0.1, 0.6, 8), (0.5, 0.75, 17)):
+        assert grid.choice({"type": "tap", "x": x, "y": y}, [], [button, slider]).place == place
+    huge = [Label("Ok", "button", -1e9, -1e9, 1e9, 1e9)]
+    assert set(grid.owners(huge)) == set(range(16)), "and what lies outside the screen costs nothing"
 
 
 def test_of_two_labels_at_one_point_the_second_is_closed_and_so_is_a_cell() -> None:

@@ -37,19 +37,17 @@ def labels_of(rows: Sequence[Read], grid: TouchGrid, shifts: Sequence[Shift] | N
     words: list[list[int]] = []
     cells, flags = np.zeros((count, length), np.int64), np.zeros((count, length, LABEL_FLAGS), np.float32)
     closed = np.zeros((count, grid.cells + length), bool)
-    of_cells = {_rounded(point): cell for cell, point in enumerate(grid.points(()))}
     for row, each in enumerate(rows):
         words += [*(place.words for place in each.places), *[[]] * (length - len(each.places))]
-        known: set[Point] = set()
-        for index, (label, place) in enumerate(zip(each.labels, each.places, strict=True)):
-            point = middle(label)
-            cells[row, index] = grid.cell(_moved(point, shifts, row))
-            flags[row, index] = place.flags
-            closed[row, grid.cells + index] = _rounded(point) in known
-            if not shifts and _rounded(point) in of_cells:  # a moved picture's cells stand for others
-                closed[row, of_cells[_rounded(point)]] = True
-            known.add(_rounded(point))
-        closed[row, grid.cells + len(each.labels) :] = True
+        if not shifts:  # a moved picture's cells stand for others
+            closed[row, list(grid.owners(each.labels))] = True
+        own, middles = len(each.labels), [middle(label) for label in each.labels]
+        cells[row, :own] = [grid.cell(_moved(point, shifts, row)) for point in middles]
+        flags[row, :own] = np.reshape([place.flags for place in each.places], (own, LABEL_FLAGS))
+        known = [_rounded(point) for point in middles]
+        closed[row, grid.cells :] = [point in known[:index] for index, point in enumerate(known)] + [True] * (
+            length - own
+        )
     return Labels(bags_of(words), *map(torch.from_numpy, (cells, flags, closed)))
 
 

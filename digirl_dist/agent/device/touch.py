@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
@@ -12,6 +13,13 @@ from digirl_dist.types import Json
 
 Point = tuple[float, float]
 """Right and down, in shares of the screen."""
+_ALIKE_ALL_OVER = frozenset(
+    {
+        *("button", "checkbox", "link", "menuitem", "menuitemcheckbox", "menuitemradio"),
+        *("option", "radio", "switch", "tab", "treeitem"),
+    }
+)
+"""Roles of what does the same wherever it is touched; a slider does not."""
 
 
 @dataclass(frozen=True)
@@ -152,7 +160,8 @@ class TouchGrid:
         return next((index for index, kind in enumerate(self.kinds) if kind.is_of(action)), None)
 
     def choice(self, action: Json, texts: Sequence[str], labels: Sequence[Label] = ()) -> Choice:
-        """The inverse of ``action``. A point that is no label's middle counts for the cell it is in.
+        """The inverse of ``action``. A point that is no label's middle counts for the cell that it is in, or for what
+        stands for that.
 
         Raises ActionError for an action that no choice stands for: another text, or a swipe from elsewhere.
         """
@@ -170,7 +179,29 @@ class TouchGrid:
         for index, label in enumerate(labels):
             if all(abs(one - other) < _SAME for one, other in zip(middle(label), point, strict=True)):
                 return self.cells + index
-        return self.cell(point)
+        cell = self.cell(point)
+        owner = self.owners(labels).get(cell)
+        return cell if owner is None else self._place(middle(labels[owner]), labels)
+
+    def owners(self, labels: Sequence[Label]) -> dict[int, int]:
+        """Returns the cells that cannot be chosen, with the label that stands for each.
+
+        To touch the middle of the cell is to touch the label: its own middle, or a control that it lies in.
+        """
+        found: dict[int, int] = {}
+        for index, label in enumerate(labels):
+            x, y = middle(label)
+            box = (label.left, label.top, label.right, label.bottom) if label.role in _ALIKE_ALL_OVER else (x, y, x, y)
+            columns = _within(box[0], box[2], self.columns)
+            for row in _within(box[1], box[3], self.rows):
+                found.update((row * self.columns + column, index) for column in columns)
+        return found
+
+
+def _within(begin: float, end: float, count: int) -> range:
+    """Which of ``count`` equal parts of the screen have their middle between two shares of it, or at them."""
+    first, last = (min(max(share, 0.0), 1.0) * count - 0.5 for share in (begin, end))
+    return range(math.ceil(first - _SAME), math.floor(last + _SAME) + 1)
 
 
 _SAME = 1e-9
