@@ -26,8 +26,9 @@ _LEADING_ZEROS = re.compile(r"\b0+(?=\d)")
 _AROUND = " .,;:!?()[]{}\"'“”"
 _EDITABLE = frozenset({"textbox", "searchbox", "combobox", "spinbutton"})
 _DRAWN = "graphic"
-_OTHER_CASE = 0.5
-"""How well a name is named that the instruction has in other letters, "OK" for "ok"."""
+_OTHER_MARKS, _OTHER_CASE = 0.75, 0.5
+"""How well a name is named of which the instruction quotes more or less, "et" for "et,", or in other letters, "OK" for
+"ok"."""
 _FAR = 9
 """Ranks and distances from here on are alike."""
 _NEIGHBOURS_WORDS = 4
@@ -36,9 +37,9 @@ _MOST_SPANS, _MOST_QUOTED, _MOST_LABELS = 24, 16, 64
 """Words of an instruction, quoted parts and labels that are looked at: observations come from workers."""
 
 LABEL_FLAGS = 8
-"""Of a label: 1; whether it is named next; how well it is named; which share of its words the instruction has; whether
-text can be entered there; whether it is a control; whether it was touched on this very screen; whether it was touched
-lately on any."""
+"""Of a label: 1; how well it is named if it is the one named next, else 0; how well it is named; which share of its
+words the instruction has; whether text can be entered there; whether it is a control; whether it was touched on this
+very screen; whether it was touched lately on any."""
 TEXT_FLAGS = 5
 """Of a text: whether it is quoted; whether it is the first quoted one; whether it is a number, has capitals or is what
 a field holds; whether it stands after something named on the screen; whether it was typed already."""
@@ -80,7 +81,8 @@ def read(text: str, labels: bool = False) -> Read:
     """
     instruction, memories, found = recalled(text)
     shown = found[:_MOST_LABELS] if labels else []
-    named = [_place(label.name, instruction) for label in shown]
+    parts = quoted(instruction)[:_MOST_QUOTED]
+    named = [_place(label.name, instruction, parts) for label in shown]
     words = list(_words_of_labels(instruction, shown, named))
     flags = _flags(instruction, shown, named, memories)
     places = [Described(_hashed(own), values) for own, values in zip(words, flags, strict=True)]
@@ -126,9 +128,10 @@ def _words_of_labels(instruction: str, labels: Sequence[Label], found: Sequence[
             *(f"behind {word}" for word in behind[place]),
             *(f"before {word}" for word in before[place]),
             *(f"quoted {part}" for part in _quoted_parts(label.name, parts)),
+            *["quoted as it is"] * (label.name in parts),
         ]
         if label.role not in _EDITABLE:
-            named = place if found[place][1] == 1 else named
+            named = place if found[place][1] > _OTHER_CASE else named
 
 
 def _latest(words: Sequence[list[str]]) -> Iterator[list[str]]:
@@ -194,7 +197,7 @@ def _flags(
         control = label.role not in ("", _DRAWN)
         touched = [memory.here for memory in memories if _is_at(label, memory)]
         is_so = [label.role in _EDITABLE, control, any(touched), bool(touched)]
-        found.append([1.0, float(rank == following), like, shared, *map(float, is_so)])
+        found.append([1.0, like if rank == following else 0.0, like, shared, *map(float, is_so)])
     return found
 
 
@@ -216,13 +219,14 @@ def _is_at(label: Label, memory: Memory) -> bool:
     )
 
 
-def _place(name: str, instruction: str) -> _Named:
+def _place(name: str, instruction: str, parts: Sequence[str]) -> _Named:
     """Returns where the instruction has the name as whole words, and how alike they are. It has 5 in 05/12/2016."""
     if not (bare := name.strip(_AROUND)):
         return None, 0.0
     for text in (instruction, _LEADING_ZEROS.sub("", instruction)):
         if (same := _whole(bare, text)) is not None:
-            return same, 1.0
+            is_part = name not in parts and any(_whole(bare, part) is not None for part in parts)
+            return same, _OTHER_MARKS if is_part else 1.0
     alike = _whole(bare.lower(), instruction.lower())
     return alike, 0.0 if alike is None else _OTHER_CASE
 
