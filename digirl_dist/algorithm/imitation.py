@@ -15,8 +15,6 @@ from digirl_dist.parallel.peers import ALONE, Peers
 from digirl_dist.settings import ActorSettings
 
 _ROWS_AT_ONCE = 256
-_WINDOW = 8
-"""Steps over which the loss must fall, for the update to go on."""
 
 
 class Imitation(OptimizerIsTheState):
@@ -31,7 +29,7 @@ class Imitation(OptimizerIsTheState):
         self._optimizer = MinibatchOptimizer(agent.parameters(), settings, seed, "the actor's loss", peers)
 
     def fit(self, rows: Sequence[Row]) -> Fit:
-        """Makes one iteration's minibatches, at least a pass, until the loss no longer falls. Marks the rows learned.
+        """Makes one iteration's minibatches until the loss no longer falls from pass to pass. Marks the rows learned.
 
         The loss is 0 without rows of any weight. Raises TrainingError.
         """
@@ -41,7 +39,7 @@ class Imitation(OptimizerIsTheState):
             len(rows),
             loss_of=lambda batch: self._loss_of([rows[place] for place in batch]),
             weight_of=lambda batch: sum(abs(rows[place].weight) for place in batch),
-            window=_WINDOW,
+            settles=True,
         )
         self._agent.train(False)
         learned_from(rows, fit.learned)

@@ -22,8 +22,8 @@ LossOf = Callable[[list[int]], torch.Tensor]
 WeightOf = Callable[[list[int]], float]
 """What that mean divides by: the rows' number, or the sum of their weights."""
 
-_FALLS = 0.02
-"""Share by which a loss must be lower than before to count as falling."""
+_PASSES, _FEWEST = 2, 24
+"""Passes, and at least steps, whose mean loss is compared with that of as many before them."""
 
 _MOST_SKIPPED = 0.5
 """Share of an update's steps beyond which skipping them is no remedy."""
@@ -105,12 +105,12 @@ class MinibatchOptimizer:
         return Drawn(drawn + [[] for _ in range(len(parts) - len(drawn))], parts)
 
     def fit(
-        self, rows: int | Drawn, loss_of: LossOf, weight_of: WeightOf = len, fresh: int = 0, window: int = 0
+        self, rows: int | Drawn, loss_of: LossOf, weight_of: WeightOf = len, fresh: int = 0, settles: bool = False
     ) -> Fit:
         """Makes a step of each minibatch, ``rows_at_once`` of this rank's rows at a time, with one exchange.
 
-        With ``window``, it ends after a pass over all rows once the mean loss of so many steps is hardly lower than
-        that of as many before them: within a pass a loss that does not fall says nothing of the rows that are to come.
+        If it ``settles``, it ends once the mean loss of two passes over all rows is not lower than that of the two
+        before. Fewer steps are of other rows than those before them: that their loss does not fall says nothing.
         Draws them first for a number of ``rows``. A step whose loss or gradient is not finite, or whose loss is beyond
         ``MAX_LOSS``, is skipped, on every rank alike. Raises TrainingError when that is more than half of all steps.
         """
@@ -118,10 +118,10 @@ class MinibatchOptimizer:
         losses: list[float] = []
         faults: list[str] = []
         learned: set[int] = set()
-        once = self._steps_of_a_pass(drawn) if window else 0
+        window = max(_FEWEST, _PASSES * self._steps_of_a_pass(drawn)) if settles else 0
         for made, (batch, part) in enumerate(zip(drawn.batches, drawn.parts, strict=True)):
             self._peers.stepped(made, len(drawn.batches))
-            if window and made >= once and has_settled(losses, window):
+            if settles and has_settled(losses, window):
                 break
             loss, fault = self._step(part, len(batch), loss_of, weight_of)
             if fault:
@@ -212,11 +212,8 @@ def batches(rows: int, settings: OptimizerSettings, generator: torch.Generator, 
 
 
 def has_settled(losses: Sequence[float], window: int) -> bool:
-    """Whether the last ``window`` losses are on average hardly lower than as many before them."""
-    if len(losses) < 2 * window:
-        return False
-    before, now = sum(losses[-2 * window : -window]) / window, sum(losses[-window:]) / window
-    return now > before - _FALLS * abs(before)
+    """Whether the last ``window`` losses are on average not lower than as many before them."""
+    return len(losses) >= 2 * window and sum(losses[-window:]) >= sum(losses[-2 * window : -window])
 
 
 def fault_of(loss: float, length: float, most: float, what: str) -> str:

@@ -69,21 +69,21 @@ def test_weighted_rows_that_pass_a_few_at_once_make_the_step_of_all() -> None:
     assert torch.allclose(moved[0], expected, atol=1e-6) and torch.allclose(moved[1], expected, atol=1e-6)
 
 
-def test_with_a_window_an_update_ends_when_its_loss_no_longer_falls() -> None:
-    def steps(rate: float, window: int, size: int = 12) -> int:
+def test_an_update_that_settles_ends_when_its_loss_no_longer_falls_from_pass_to_pass() -> None:
+    def steps(rate: float, settles: bool, size: int = 12) -> int:
         weight, made = parameter(), []
-        settings = OptimizerSettings(learning_rate=rate, batch_size=size, epochs=40)
+        settings = OptimizerSettings(learning_rate=rate, batch_size=size, epochs=80)
 
         def loss_of(batch: list[int]) -> torch.Tensor:
             made.append(batch)
             return ((ROWS[batch] @ weight) ** 2).mean()
 
-        MinibatchOptimizer([weight], settings, 0, "the loss").fit(12, loss_of, window=window)
+        MinibatchOptimizer([weight], settings, 0, "the loss").fit(12, loss_of, settles=settles)
         return len(made)
 
-    assert steps(1e-9, window=4) == 8 and steps(1e-9, window=0) == 40
-    assert steps(1e-2, window=4) == 40, "it falls to the end"
-    assert steps(1e-9, window=2, size=1) >= 12, "each row has its turn"
+    assert steps(0.0, settles=True) == 48 and steps(0.0, settles=False) == 80
+    assert steps(1e-3, settles=True) == 80, "it falls to the end"
+    assert 48 <= steps(0.0, settles=True, size=1) < 72, "passes of 12 steps each"
 
 
 def test_a_step_is_that_of_adam_on_the_clipped_gradient() -> None:
