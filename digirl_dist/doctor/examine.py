@@ -99,15 +99,12 @@ def _insides(target: Target, connection: Connection, settings: Settings, install
     name = worker_config.name
     try:
         checks = list(judgement.judge(name, facts, requirements, slots, settings.worker_torch_threads))
-        checks.append(judgement.clock(name, _ahead_s(facts["time"], asked, answered)))
+        # Right is a clock that tells a time between question and answer.
+        ahead_s = min(0.0, facts["time"] - asked) + max(0.0, facts["time"] - answered)
+        checks.append(judgement.clock(name, ahead_s))
     except (LookupError, TypeError, ValueError, AttributeError, ArithmeticError) as error:
         raise JobError(name, f"what the machine says of itself makes no sense: {error!r}") from error
     yield from checks
-
-
-def _ahead_s(there: float, asked: float, answered: float) -> float:
-    """Returns by how many seconds the worker's clock is ahead; 0 if its time lies between question and answer."""
-    return min(0.0, there - asked) + max(0.0, there - answered)
 
 
 def _tried(target: Target, trial: Trial, connection: Connection, installed: bool) -> Iterator[Check]:

@@ -158,7 +158,8 @@ def flag(word: str, following: str, options: Sequence[str]) -> str:
         return f"did you mean {option}?"
     if known.get(positive) is bool and positive != name:
         return f"settings are written key=value; did you mean {positive}=false?"
-    key = name if name in known else word_of_the_field(name, Settings().train_algorithm, value) or _near_key(name)
+    near = closest(name, list(known)) if len(name) > _SHORT else ""
+    key = name if name in known else word_of_the_field(name, Settings().train_algorithm, value) or near
     value = value or ("true" if known.get(key) is bool else "…")
     return f"settings are written key=value; did you mean {key}={value}?" if key else "settings are written key=value"
 
@@ -174,10 +175,6 @@ def bare(word: str) -> str:
     if _ADDRESS.fullmatch(word):
         return f"worker_ips=[{word}]"
     return f"save_path={word}" if "/" in word else ""
-
-
-def _near_key(name: str) -> str:
-    return closest(name, list(types_of(Settings))) if len(name) > _SHORT else ""
 
 
 def as_entry_point(text: str) -> str:

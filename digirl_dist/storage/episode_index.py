@@ -220,10 +220,10 @@ class EpisodeIndex:
                 self._place.append((name, first))
                 self._keys.append(key)
                 fresh.append(number)
-            elif not _is_of_one(name) or not self._is_in_its_rounds_file(key):
+            elif not name.endswith(episode_file.SUFFIX) or not self._is_in_its_rounds_file(key):
                 before, _ = self._place[self._row_of[key]]
                 self._place[self._row_of[key]] = (name, first)
-                if _is_of_one(before) and before != name:  # its round has ended
+                if before.endswith(episode_file.SUFFIX) and before != name:  # its round has ended
                     self._read_at.pop(before, None)
         if fresh:
             self._chunks.append(rows.take(pa.array(fresh)))
@@ -234,7 +234,7 @@ class EpisodeIndex:
     def _is_in_its_rounds_file(self, key: str) -> bool:
         """Returns whether the episode has its last place; the file in which it landed is about to be removed then."""
         name, first = self._place[self._row_of[key]]
-        return first >= 0 and not _is_of_one(name)
+        return first >= 0 and not name.endswith(episode_file.SUFFIX)
 
     def _tell(self, events: Iterable[Mapping[str, Json]]) -> None:
         for event in events:
@@ -270,10 +270,6 @@ def summarise(episodes: Sequence[Trajectory]) -> pa.Table:
     if not episodes:
         return pa.schema([*_ROWS, *pa.schema(_FROM_EVENTS.items())]).empty_table()
     return _summarised(pa.concat_tables([parquet.to_table(one) for one in episodes]))[0]
-
-
-def _is_of_one(name: str) -> bool:
-    return name.endswith(episode_file.SUFFIX)
 
 
 def _written(path: str) -> int:

@@ -58,7 +58,8 @@ def _entries(path: Path) -> list[_Entry]:
     except (OSError, UnicodeDecodeError) as error:
         raise SettingsError(f"task_set {path} cannot be read: {regular_file.defect(error)}") from error
     if path.suffix in _LINES:
-        return [_entry(line.strip(), number, None, path) for number, line in _numbered(text.splitlines())]
+        lines = enumerate(map(str.strip, text.splitlines()), 1)
+        return [_entry(line, number, None, path) for number, line in lines if line]
     content = load_yaml(text, f"task_set {path}")  # reads JSON as well
     if isinstance(content, dict):
         _refuse_unknown(content, _SPLITS, f"task_set {path}")
@@ -66,10 +67,6 @@ def _entries(path: Path) -> list[_Entry]:
     else:
         parts = [(content, None)]
     return [entry for part, split in parts for entry in _listed(part, split, path)]
-
-
-def _numbered(lines: Sequence[str]) -> list[tuple[int, str]]:
-    return [(number, line) for number, line in enumerate(lines, 1) if line.strip()]
 
 
 def _listed(part: Any, split: str | None, path: Path) -> list[_Entry]:

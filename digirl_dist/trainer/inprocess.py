@@ -145,7 +145,9 @@ class InProcessTrainer:
                 raise
             except Exception:
                 return False
-            has_learned = has_learned or not _are_equal(self.weights(), before)
+            has_learned = has_learned or not all(
+                torch.equal(tensor.cpu(), before[name].cpu()) for name, tensor in self.weights().items()
+            )
             return True
 
         known = {one.worker for one in store.refused.all()}
@@ -190,10 +192,6 @@ class InProcessTrainer:
                 "learns from; restore the missing files, or start another run"
             )
         return replay
-
-
-def _are_equal(weights: State, others: State) -> bool:
-    return all(torch.equal(tensor.cpu(), others[name].cpu()) for name, tensor in weights.items())
 
 
 def _are_few(broken: Sequence[Trajectory], collected: Sequence[Trajectory]) -> bool:

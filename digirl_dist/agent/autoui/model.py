@@ -47,14 +47,11 @@ class FusionT5(T5ForConditionalGeneration):  # type: ignore[misc]
 
     def logits(self, read: torch.Tensor, mask: torch.Tensor, answers: torch.Tensor) -> torch.Tensor:
         """Of each token of answers [B, T], from those before it: [B, T, V]."""
-        before = torch.cat([self._beginning(answers), answers[:, :-1]], dim=1)
+        filler = torch.full_like(answers[:, :1], self.config.pad_token_id)  # with which T5 begins
+        before = torch.cat([filler, answers[:, :-1]], dim=1)
         outcome = self(encoder_outputs=(read,), attention_mask=mask, decoder_input_ids=before, use_cache=False)
         logits: torch.Tensor = outcome.logits
         return logits
-
-    def _beginning(self, like: torch.Tensor) -> torch.Tensor:
-        """T5 begins with the filler: [B, 1]."""
-        return torch.full_like(like[:, :1], self.config.pad_token_id)
 
 
 @dataclass(frozen=True)
