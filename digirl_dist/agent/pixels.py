@@ -15,10 +15,13 @@ from digirl_dist.storage.digest import digest
 
 _CACHED_BYTES = 256 * 2**20
 _RECENT = 64
+_TOGETHER = 64
+"""Pictures that share a block of memory. One by one they would lie among arrays that soon go, and the gaps that both
+leave to each other would grow for hours."""
 
 
 class Pictures:
-    """Decodes PNG and JPEG to uint8 tensors of shape [B, 3, height, width], whatever size the screenshots have.
+    """Decodes PNG and JPEG to uint8 tensors of shape [B, 3, height, width], averaged down from whatever size they have.
 
     Training sees the same screenshots over and over: ``remembered`` keeps the newest decoded ones. Acting sees many
     that nothing has changed: ``decoded`` keeps some.
@@ -27,8 +30,10 @@ class Pictures:
     def __init__(self, size: tuple[int, int]) -> None:
         self.size = size
         self._capacity = _CACHED_BYTES // (3 * size[0] * size[1])
-        self._decoded: OrderedDict[str, torch.Tensor] = OrderedDict()
-        self._recent: OrderedDict[str, torch.Tensor] = OrderedDict()
+        self._decoded: OrderedDict[str, np.ndarray] = OrderedDict()
+        self._recent: OrderedDict[str, np.ndarray] = OrderedDict()
+        self._free: list[np.ndarray] = []
+        """Room for pictures."""
 
     def decoded(self, images: Sequence[bytes | None]) -> torch.Tensor:
         """Raises TrajectoryError for what is missing or no picture."""
@@ -38,25 +43,20 @@ class Pictures:
         """The same, from memory where possible."""
         return self._stacked([self._recall(image, self._decoded, self._capacity) for image in images])
 
-    def _stacked(self, pictures: list[torch.Tensor]) -> torch.Tensor:
-        return torch.stack(pictures) if pictures else torch.empty(0, 3, *self.size, dtype=torch.uint8)
+    def _stacked(self, pictures: list[np.ndarray]) -> torch.Tensor:
+        return torch.from_numpy(np.reshape(np.array(pictures, np.uint8), (len(pictures), 3, *self.size)))
 
-    def _recall(self, image: bytes | None, known: OrderedDict[str, torch.Tensor], capacity: int) -> torch.Tensor:
+    def _recall(self, image: bytes | None, known: OrderedDict[str, np.ndarray], capacity: int) -> np.ndarray:
         key = digest(image or b"")  # and not the screenshot, which may be far larger than what is kept of it
         if (found := known.get(key)) is None:
-            found = known[key] = decode(image, self.size)
-            if len(known) > capacity:
-                known.popitem(last=False)
-        return found
-
-
-def decode(image: bytes | None, size: tuple[int, int]) -> torch.Tensor:
-    """One picture averaged down to (height, width) = ``size``: uint8, shape [3, height, width].
-
-    Raises TrajectoryError.
-    """
-    small = opened(image).resize((size[1], size[0]), Image.Resampling.BOX)
-    return torch.from_numpy(np.asarray(small).transpose(2, 0, 1).copy())
+            small = opened(image).resize(self.size[::-1], Image.Resampling.BOX)
+            if len(known) == capacity:
+                self._free.append(known.popitem(last=False)[1])
+            if not self._free:
+                self._free.extend(np.empty((_TOGETHER, 3, *self.size), np.uint8))
+            found = known[key] = self._free.pop()
+            found[:] = np.asarray(small).transpose(2, 0, 1)
+        return np.copy(found)  # another may come in its place before it is looked at
 
 
 def opened(image: bytes | None) -> Image.Image:

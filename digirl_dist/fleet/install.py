@@ -28,6 +28,7 @@ from digirl_dist.worker_program import bootstrap
 
 _LOGIN = re.compile(r"(?<![\w+])(https?://)([^/\s@]+(?:@[^/\s@]+)*)@(\[[^]\s]+\]|[^/\s:]+)")
 _PROXY = "--proxy"
+_OF_AN_INDEX = re.compile(r"-[if]|--(extra-)?index-url|--no-index|--find-links")
 
 
 @dataclass(frozen=True)
@@ -145,7 +146,7 @@ def this_package(settings: InstallSettings, extras: Collection[str]) -> Package:
         requirements=requirements(extras),
         constraints=host_versions(),
         pip_args=split_logins(settings.pip_args),
-        cpu_index="" if _names_an_index(settings.pip_args) else settings.cpu_index or "",
+        cpu_index="" if any(map(_OF_AN_INDEX.match, settings.pip_args)) else settings.cpu_index or "",
         reuse_packages=settings.reuse_packages,
         uv=settings.uv,
         limit_s=settings.limit_s,
@@ -222,10 +223,6 @@ def host_versions() -> tuple[str, ...]:
 
 def _pinned(name: str, version: str) -> str:
     return f"{name}=={version.split('+')[0]}"
-
-
-def _names_an_index(pip_args: Collection[str]) -> bool:
-    return any(re.match(r"-[if]|--(extra-)?index-url|--no-index|--find-links", word) for word in pip_args)
 
 
 def _refuse_failure(connection: Connection, answer: dict[str, Any]) -> None:

@@ -219,10 +219,10 @@ def _explain(
             )
         case socket.gaierror():
             return UnknownHostError(name, f"the host name {session.host} is unknown", "correct the worker's `host`")
-        case NoValidConnectionsError() if not any(map(_refused, error.errors.values())):
-            return UnreachableError(name, f"{at} cannot be reached ({next(iter(error.errors.values()))})", look)
-        case NoValidConnectionsError():
+        case NoValidConnectionsError() if any(isinstance(one, ConnectionRefusedError) for one in error.errors.values()):
             return UnreachableError(name, f"nothing listens at {at}", look)
+        case NoValidConnectionsError():
+            return UnreachableError(name, f"{at} cannot be reached ({next(iter(error.errors.values()))})", look)
         case TimeoutError():
             return UnreachableError(name, f"{at} did not answer {within}", look)
         case paramiko.ChannelException():
@@ -250,10 +250,6 @@ def _gave_no_greeting(error: Any) -> bool:
     # paramiko reports "No existing session" when it gave up halfway because the listener is frozen.
     timed_out = isinstance(error.__context__, TimeoutError)
     return "No existing session" in str(error) or ("banner" in str(error) and timed_out)
-
-
-def _refused(error: Exception) -> bool:
-    return isinstance(error, ConnectionRefusedError)
 
 
 def _was_cut(error: Exception) -> bool:
