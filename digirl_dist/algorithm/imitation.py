@@ -29,7 +29,7 @@ class Imitation(OptimizerIsTheState):
         self._optimizer = MinibatchOptimizer(agent.parameters(), settings, seed, "the actor's loss", peers)
 
     def fit(self, rows: Sequence[Row]) -> Fit:
-        """Makes one iteration's minibatches until the loss no longer falls from pass to pass. Marks the rows learned.
+        """Makes one iteration's minibatches, at least a pass, until the loss no longer falls. Marks the rows learned.
 
         The loss is 0 without rows of any weight. Raises TrainingError.
         """

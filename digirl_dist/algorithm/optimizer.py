@@ -22,8 +22,8 @@ LossOf = Callable[[list[int]], torch.Tensor]
 WeightOf = Callable[[list[int]], float]
 """What that mean divides by: the rows' number, or the sum of their weights."""
 
-_PASSES, _FEWEST = 2, 24
-"""Passes, and at least steps, whose mean loss is compared with that of as many before them."""
+_FEWEST = 24
+"""Steps whose mean loss is compared with that of as many before them, or those of half a pass if these are more."""
 
 _MOST_SKIPPED = 0.5
 """Share of an update's steps beyond which skipping them is no remedy."""
@@ -109,8 +109,8 @@ class MinibatchOptimizer:
     ) -> Fit:
         """Makes a step of each minibatch, ``rows_at_once`` of this rank's rows at a time, with one exchange.
 
-        If it ``settles``, it ends once the mean loss of two passes over all rows is not lower than that of the two
-        before. Fewer steps are of other rows than those before them: that their loss does not fall says nothing.
+        If it ``settles``, it ends after a pass over all rows once the mean loss is not lower than it was before. Of a
+        few steps it says nothing: they are of other rows than those before them.
         Draws them first for a number of ``rows``. A step whose loss or gradient is not finite, or whose loss is beyond
         ``MAX_LOSS``, is skipped, on every rank alike. Raises TrainingError when that is more than half of all steps.
         """
@@ -118,7 +118,7 @@ class MinibatchOptimizer:
         losses: list[float] = []
         faults: list[str] = []
         learned: set[int] = set()
-        window = max(_FEWEST, _PASSES * self._steps_of_a_pass(drawn)) if settles else 0
+        window = max(_FEWEST, math.ceil(self._steps_of_a_pass(drawn) / 2)) if settles else 0
         for made, (batch, part) in enumerate(zip(drawn.batches, drawn.parts, strict=True)):
             self._peers.stepped(made, len(drawn.batches))
             if settles and has_settled(losses, window):

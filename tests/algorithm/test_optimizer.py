@@ -69,7 +69,7 @@ def test_weighted_rows_that_pass_a_few_at_once_make_the_step_of_all() -> None:
     assert torch.allclose(moved[0], expected, atol=1e-6) and torch.allclose(moved[1], expected, atol=1e-6)
 
 
-def test_an_update_that_settles_ends_when_its_loss_no_longer_falls_from_pass_to_pass() -> None:
+def test_an_update_that_settles_ends_when_its_loss_no_longer_falls() -> None:
     def steps(rate: float, settles: bool, size: int = 12) -> int:
         weight, made = parameter(), []
         settings = OptimizerSettings(learning_rate=rate, batch_size=size, epochs=80)
