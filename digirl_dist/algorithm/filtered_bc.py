@@ -12,7 +12,7 @@ from digirl_dist.algorithm.hindsight import USUAL, Experience
 from digirl_dist.algorithm.imitation import Imitation
 from digirl_dist.algorithm.optimizer import nobody_has, totals
 from digirl_dist.algorithm.options import FilteredBcOptions
-from digirl_dist.algorithm.selection import best, fatal, judged, mean_weight, task_weights, unsolved_steps
+from digirl_dist.algorithm.selection import best, fruitless, judged, mean_weight, task_weights, unsolved_steps
 from digirl_dist.algorithm.table import (
     AVOIDED,
     IN_LOOPS,
@@ -52,7 +52,7 @@ class FilteredBC:
         kept = best(returns, self._settings.top_share, self._settings.min_return)
         table = self._judged(episodes, kept)
         rows = [row for row in table if row.weight]
-        avoided = fatal(replay, len(rows), self._settings.avoid * mean_weight(rows))
+        avoided = fruitless(replay, len(rows), self._settings.avoid * mean_weight(rows), self._experience.erase_loops)
         offline = nobody_has(fresh, self._peers)  # there nobody tries, so nothing is kept open
         held = [] if offline else unsolved_steps(replay, self._experience.unsolved, rows)
         fit = self._imitation.fit([*rows, *avoided, *held])
