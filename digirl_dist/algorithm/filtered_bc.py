@@ -10,7 +10,7 @@ import numpy as np
 from digirl_dist.agent import Agent
 from digirl_dist.algorithm.hindsight import USUAL, Experience
 from digirl_dist.algorithm.imitation import Imitation
-from digirl_dist.algorithm.optimizer import nobody_has, totals
+from digirl_dist.algorithm.optimizer import totals
 from digirl_dist.algorithm.options import FilteredBcOptions
 from digirl_dist.algorithm.selection import best, fruitless, judged, mean_weight, task_weights, unsolved_steps
 from digirl_dist.algorithm.table import (
@@ -28,6 +28,9 @@ from digirl_dist.algorithm.table import (
 )
 from digirl_dist.parallel.peers import ALONE, Peers
 from digirl_dist.trajectory import Trajectory
+
+_ENOUGH = 0.9
+"""Share of the new episodes that succeed from which on one pass over the steps is enough."""
 
 
 class FilteredBC:
@@ -53,9 +56,10 @@ class FilteredBC:
         table = self._judged(episodes, kept)
         rows = [row for row in table if row.weight]
         avoided = fruitless(replay, len(rows), self._settings.avoid * mean_weight(rows), self._experience.erase_loops)
-        offline = nobody_has(fresh, self._peers)  # there nobody tries, so nothing is kept open
-        held = [] if offline else unsolved_steps(replay, self._experience.unsolved, rows)
-        fit = self._imitation.fit([*rows, *avoided, *held])
+        new = totals({"episodes": len(fresh), "solved": sum(one.success for one in fresh)}, self._peers)
+        # Offline nobody tries, so nothing is kept open.
+        held = unsolved_steps(replay, self._experience.unsolved, rows) if new["episodes"] else []
+        fit = self._imitation.fit([*rows, *avoided, *held], once=new["solved"] > _ENOUGH * new["episodes"])
         table += [*avoided, *held]
         outcomes = (KEPT, AVOIDED, UNSOLVED, NOT_CHOSEN, NOT_GOOD, IN_LOOPS, UNDRAWN)
         sums = totals({"kept_trajectories": len(kept), **counts(table, *outcomes)}, self._peers)

@@ -22,9 +22,6 @@ LossOf = Callable[[list[int]], torch.Tensor]
 WeightOf = Callable[[list[int]], float]
 """What that mean divides by: the rows' number, or the sum of their weights."""
 
-_FEWEST = 24
-"""Steps whose mean loss is compared with that of as many before them, or those of half a pass if these are more."""
-
 _MOST_SKIPPED = 0.5
 """Share of an update's steps beyond which skipping them is no remedy."""
 
@@ -105,28 +102,25 @@ class MinibatchOptimizer:
         return Drawn(drawn + [[] for _ in range(len(parts) - len(drawn))], parts)
 
     def fit(
-        self, rows: int | Drawn, loss_of: LossOf, weight_of: WeightOf = len, fresh: int = 0, settles: bool = False
+        self, rows: int | Drawn, loss_of: LossOf, weight_of: WeightOf = len, fresh: int = 0, once: bool = False
     ) -> Fit:
         """Makes a step of each minibatch, ``rows_at_once`` of this rank's rows at a time, with one exchange.
 
-        If it ``settles``, it ends after a pass over all rows once the mean loss is not lower than it was before. Of a
-        few steps it says nothing: they are of other rows than those before them.
-        Draws them first for a number of ``rows``. A step whose loss or gradient is not finite, or whose loss is beyond
-        ``MAX_LOSS``, is skipped, on every rank alike. Raises TrainingError when that is more than half of all steps.
+        Draws them first for a number of ``rows``; ``once`` leaves it at one pass over these. A step whose loss or
+        gradient is not finite, or whose loss is beyond ``MAX_LOSS``, is skipped, on every rank alike. Raises
+        TrainingError when that is more than half of all steps.
         """
         drawn = self.draw(rows, fresh) if isinstance(rows, int) else rows
         losses: list[float] = []
         faults: list[str] = []
         learned: set[int] = set()
-        window = max(_FEWEST, math.ceil(self._steps_of_a_pass(drawn) / 2)) if settles else 0
-        for made, (batch, part) in enumerate(zip(drawn.batches, drawn.parts, strict=True)):
-            self._peers.stepped(made, len(drawn.batches))
-            if settles and has_settled(losses, window):
-                break
+        steps = self._steps_of_a_pass(drawn) if once else len(drawn.batches)
+        for made, (batch, part) in enumerate(zip(drawn.batches[:steps], drawn.parts[:steps], strict=True)):
+            self._peers.stepped(made, steps)
             loss, fault = self._step(part, len(batch), loss_of, weight_of)
             if fault:
                 faults.append(fault)
-                refuse_many(faults, len(drawn.batches))
+                refuse_many(faults, steps)
             else:
                 losses.append(loss)
                 learned.update(batch)
@@ -209,11 +203,6 @@ def batches(rows: int, settings: OptimizerSettings, generator: torch.Generator, 
     first = first[~others | (others.cumsum(0) <= wanted - fresh)]
     drawn = torch.cat([first, *more])[:wanted]
     return [batch.tolist() for batch in torch.tensor_split(drawn, math.ceil(wanted / settings.batch_size))]
-
-
-def has_settled(losses: Sequence[float], window: int) -> bool:
-    """Whether the last ``window`` losses are on average not lower than as many before them."""
-    return len(losses) >= 2 * window and sum(losses[-window:]) >= sum(losses[-2 * window : -window])
 
 
 def fault_of(loss: float, length: float, most: float, what: str) -> str:

@@ -69,21 +69,20 @@ def test_weighted_rows_that_pass_a_few_at_once_make_the_step_of_all() -> None:
     assert torch.allclose(moved[0], expected, atol=1e-6) and torch.allclose(moved[1], expected, atol=1e-6)
 
 
-def test_an_update_that_settles_ends_when_its_loss_no_longer_falls() -> None:
-    def steps(rate: float, settles: bool, size: int = 12) -> int:
-        weight, made = parameter(), []
-        settings = OptimizerSettings(learning_rate=rate, batch_size=size, epochs=80)
+@pytest.mark.parametrize("size", [12, 5, 1])
+def test_once_is_a_pass_in_which_each_row_has_its_turn(size: int) -> None:
+    weight, made = parameter(), []
 
-        def loss_of(batch: list[int]) -> torch.Tensor:
-            made.append(batch)
-            return ((ROWS[batch] @ weight) ** 2).mean()
+    def loss_of(batch: list[int]) -> torch.Tensor:
+        made.append(batch)
+        return ((ROWS[batch] @ weight) ** 2).mean()
 
-        MinibatchOptimizer([weight], settings, 0, "the loss").fit(12, loss_of, settles=settles)
-        return len(made)
-
-    assert steps(0.0, settles=True) == 48 and steps(0.0, settles=False) == 80
-    assert steps(1e-3, settles=True) == 80, "it falls to the end"
-    assert 48 <= steps(0.0, settles=True, size=1) < 72, "passes of 12 steps each"
+    optimizer = MinibatchOptimizer([weight], OptimizerSettings(batch_size=size, epochs=3), 0, "the loss")
+    optimizer.fit(12, loss_of, once=True)
+    in_a_pass = len(made)
+    optimizer.fit(12, loss_of)
+    assert in_a_pass == math.ceil((len(made) - in_a_pass) / 3)
+    assert size == 5 or sorted(row for batch in made[:in_a_pass] for row in batch) == list(range(12))
 
 
 def test_a_step_is_that_of_adam_on_the_clipped_gradient() -> None:
