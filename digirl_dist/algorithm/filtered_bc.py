@@ -12,7 +12,7 @@ from digirl_dist.algorithm.hindsight import USUAL, Experience
 from digirl_dist.algorithm.imitation import Imitation
 from digirl_dist.algorithm.optimizer import totals
 from digirl_dist.algorithm.options import FilteredBcOptions
-from digirl_dist.algorithm.selection import best, fruitless, judged, mean_weight, task_weights, unsolved_steps
+from digirl_dist.algorithm.selection import best, fatal, judged, loops, mean_weight, task_weights, unsolved_steps
 from digirl_dist.algorithm.table import (
     AVOIDED,
     IN_LOOPS,
@@ -29,8 +29,11 @@ from digirl_dist.algorithm.table import (
 from digirl_dist.parallel.peers import ALONE, Peers
 from digirl_dist.trajectory import Trajectory
 
-_ENOUGH = 0.9
-"""Share of the new episodes that succeed from which on one pass over the steps is enough."""
+_ENOUGH, _LITTLE = 0.9, 1 / 3
+"""Share of the new episodes that succeed beyond which this share of an update is enough."""
+
+_LIGHTLY = 0.1
+"""Weight of a step in a loop, relative to one that ended an episode without success."""
 
 
 class FilteredBC:
@@ -51,15 +54,19 @@ class FilteredBC:
 
     def update(self, fresh: Sequence[Trajectory], replay: Sequence[Trajectory]) -> Learned:
         episodes, relabelled = self._experience.hindsight.added(replay, self._peers)
-        returns = np.array([episode.reward for episode in episodes])
-        kept = best(returns, self._settings.top_share, self._settings.min_return)
+        kept = best(
+            np.array([episode.reward for episode in episodes]), self._settings.top_share, self._settings.min_return
+        )
         table = self._judged(episodes, kept)
         rows = [row for row in table if row.weight]
-        avoided = fruitless(replay, len(rows), self._settings.avoid * mean_weight(rows), self._experience.erase_loops)
+        weight = self._settings.avoid * mean_weight(rows)
+        in_loops = loops(fresh, _LIGHTLY * weight) if weight and self._experience.erase_loops else []
+        avoided = [*fatal(replay, len(rows), weight), *in_loops]
         new = totals({"episodes": len(fresh), "solved": sum(one.success for one in fresh)}, self._peers)
         # Offline nobody tries, so nothing is kept open.
         held = unsolved_steps(replay, self._experience.unsolved, rows) if new["episodes"] else []
-        fit = self._imitation.fit([*rows, *avoided, *held], once=new["solved"] > _ENOUGH * new["episodes"])
+        share = _LITTLE if new["solved"] > _ENOUGH * new["episodes"] else 1.0
+        fit = self._imitation.fit([*rows, *avoided, *held], share)
         table += [*avoided, *held]
         outcomes = (KEPT, AVOIDED, UNSOLVED, NOT_CHOSEN, NOT_GOOD, IN_LOOPS, UNDRAWN)
         sums = totals({"kept_trajectories": len(kept), **counts(table, *outcomes)}, self._peers)

@@ -28,8 +28,8 @@ class Imitation(OptimizerIsTheState):
         self._peers = peers
         self._optimizer = MinibatchOptimizer(agent.parameters(), settings, seed, "the actor's loss", peers)
 
-    def fit(self, rows: Sequence[Row], once: bool = False) -> Fit:
-        """Makes one iteration's minibatches, or those of ``once`` over all rows. Marks the rows learned.
+    def fit(self, rows: Sequence[Row], share: float = 1.0) -> Fit:
+        """Makes one iteration's minibatches, or a ``share`` of them. Marks the rows learned.
 
         The loss is 0 without rows of any weight. Raises TrainingError.
         """
@@ -39,7 +39,7 @@ class Imitation(OptimizerIsTheState):
             len(rows),
             loss_of=lambda batch: self._loss_of([rows[place] for place in batch]),
             weight_of=lambda batch: sum(abs(rows[place].weight) for place in batch),
-            once=once,
+            share=share,
         )
         self._agent.train(False)
         learned_from(rows, fit.learned)

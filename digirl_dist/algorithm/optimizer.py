@@ -102,19 +102,19 @@ class MinibatchOptimizer:
         return Drawn(drawn + [[] for _ in range(len(parts) - len(drawn))], parts)
 
     def fit(
-        self, rows: int | Drawn, loss_of: LossOf, weight_of: WeightOf = len, fresh: int = 0, once: bool = False
+        self, rows: int | Drawn, loss_of: LossOf, weight_of: WeightOf = len, fresh: int = 0, share: float = 1.0
     ) -> Fit:
         """Makes a step of each minibatch, ``rows_at_once`` of this rank's rows at a time, with one exchange.
 
-        Draws them first for a number of ``rows``; ``once`` leaves it at one pass over these. A step whose loss or
-        gradient is not finite, or whose loss is beyond ``MAX_LOSS``, is skipped, on every rank alike. Raises
+        Draws them first for a number of ``rows``; of the minibatches only a ``share`` may have their turn. A step whose
+        loss or gradient is not finite, or whose loss is beyond ``MAX_LOSS``, is skipped, on every rank alike. Raises
         TrainingError when that is more than half of all steps.
         """
         drawn = self.draw(rows, fresh) if isinstance(rows, int) else rows
         losses: list[float] = []
         faults: list[str] = []
         learned: set[int] = set()
-        steps = self._steps_of_a_pass(drawn) if once else len(drawn.batches)
+        steps = math.ceil(share * len(drawn.batches))
         for made, (batch, part) in enumerate(zip(drawn.batches[:steps], drawn.parts[:steps], strict=True)):
             self._peers.stepped(made, steps)
             loss, fault = self._step(part, len(batch), loss_of, weight_of)
@@ -126,12 +126,6 @@ class MinibatchOptimizer:
                 learned.update(batch)
         self._updates += 1
         return Fit(sum(losses) / len(losses) if losses else 0.0, len(faults), frozenset(learned))
-
-    def _steps_of_a_pass(self, drawn: Drawn) -> int:
-        """In how many steps each row that was drawn on any rank has its turn."""
-        rows = [row for batch in drawn.batches for row in batch]
-        all_ranks = totals({"drawn": len(rows), "rows": len(set(rows))}, self._peers)
-        return math.ceil(len(drawn.batches) * all_ranks["rows"] / max(1, all_ranks["drawn"]))
 
     def state_dict(self) -> dict[str, Any]:
         state = self._optimizer.state_dict()

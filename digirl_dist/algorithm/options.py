@@ -148,7 +148,7 @@ class FilteredBcOptions:
     discount: Share = 0.7
     """Discount of the return to go by which steps are weighted, so that detours long before a success count little."""
     avoid: Amount = 1.0
-    """Weight, relative to an imitated action, of one that ended an episode without success, or in a failed episode led
-    back to where it had been. Such actions are made less likely. 0: failures teach nothing."""
+    """Weight, relative to an imitated action, of one that ended an episode without success. Such actions are made less
+    likely, and a tenth as much those that led a failure back to where it had been. 0: failures teach nothing."""
     actor: ActorSettings = field(default_factory=lambda: ActorSettings(epochs=20, max_examples=3000))
     """How the policy is fitted. Few steps are good at first, so there are many passes over them."""

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from itertools import islice
 
 import numpy as np
 
@@ -68,21 +67,29 @@ def judged(
     return rows
 
 
-def fruitless(episodes: Sequence[Trajectory], most: int, weight: float, erase_loops: bool) -> list[Row]:
-    """Returns, of the newest failures among ``episodes``, ``most`` steps to be avoided with this weight.
+def fatal(episodes: Sequence[Trajectory], most: int, weight: float) -> list[Row]:
+    """Returns the steps that ended the newest ``most`` failures among ``episodes``, to be avoided with this weight.
 
-    The one that ended it: what comes after an action depends on those that follow it, but the last one earned nothing
-    and left nothing to earn, whatever the policy. And, with ``erase_loops``, those that led back to where it had been:
-    what is imitated over and over makes a policy sure of them, and nothing else would end its loops.
+    What came after an action depends on those that followed it, but not of the last one: it earned nothing and left
+    nothing to earn, whatever the policy.
     """
-    reason = "its episode failed, and it ended it or led back to where it had been: it is made less likely"
-    rows = (
-        Row(one, place, AVOIDED, reason, -weight)
-        for one in reversed(episodes)
-        for place, leads_on in enumerate(leading_on(one, erase_loops) if one.reward <= 0 else ())
-        if not leads_on or (one.steps[place].terminated and place == len(one.steps) - 1)
-    )
-    return list(islice(rows, most if weight else 0))
+    failed = [one for one in reversed(episodes) if one.steps and one.reward <= 0 and one.steps[-1].terminated]
+    reason = "it ended the episode without success, and is made less likely"
+    return [Row(one, len(one.steps) - 1, AVOIDED, reason, -weight) for one in failed[:most]] if weight else []
+
+
+def loops(episodes: Sequence[Trajectory], weight: float) -> list[Row]:
+    """Returns the steps of failures that led back to where the episode had been, to be avoided with this weight.
+
+    What is imitated over and over makes a policy sure of itself, and nothing else would end its loops. The weight is
+    small: another time such a step may lead on, so only what the policy is sure of shall lose by it.
+    """
+    return [
+        Row(one, place, AVOIDED, "its episode failed, and it led back to where that had been", -weight)
+        for one in episodes
+        for place, leads_on in enumerate(on_the_way(one) if one.reward <= 0 else ())
+        if not leads_on
+    ]
 
 
 def unsolved_steps(replay: Sequence[Trajectory], share: float, rows: Sequence[Row]) -> list[Row]:

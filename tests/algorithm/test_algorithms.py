@@ -22,7 +22,15 @@ from digirl_dist.algorithm.hindsight import Experience
 from digirl_dist.algorithm.losses import imitation_loss
 from digirl_dist.algorithm.optimizer import batches, fault_of
 from digirl_dist.algorithm.options import GrpoActorSettings
-from digirl_dist.algorithm.selection import best, fruitless, on_the_way, task_weights, unsolved, unsolved_steps
+from digirl_dist.algorithm.selection import (
+    best,
+    fatal,
+    loops,
+    on_the_way,
+    task_weights,
+    unsolved,
+    unsolved_steps,
+)
 from digirl_dist.algorithm.table import KEPT, UNSOLVED, Row
 from digirl_dist.emulator import DiscreteActions, EmulatorSpec
 from digirl_dist.errors import TrainingError
@@ -213,7 +221,7 @@ def test_what_ended_a_failure_is_avoided_but_not_what_a_limit_cut_off() -> None:
     ended = [episode for episode in episodes(0) if episode.success]
     failed = [replace(one, steps=[*one.steps[:-1], replace(one.steps[-1], reward=0.0)]) for one in ended[:5]]
     cut_off = [episode for episode in episodes(0) if not episode.success]
-    found = fruitless([*failed, *ended, *cut_off], 3, 0.5, erase_loops=False)
+    found = fatal([*failed, *ended, *cut_off], 3, 0.5)
     assert [(row.observation, row.weight) for row in found] == [
         (one.steps[-1].observation, -0.5) for one in failed[:1:-1]
     ]
@@ -226,10 +234,9 @@ def test_what_led_a_failure_back_to_where_it_had_been_is_avoided_also_where_a_li
         steps[-1] = replace(steps[-1], reward=reward, truncated=True)
         return Trajectory(Ticket(0, 0, Task("t"), 0, 0), "e", "w", 0, steps, seen[-1], reward > 0)
 
-    there = [walk(0, 1, 2, 1, 3), walk(0, 1, 0, 2, reward=1.0), walk(0, 1, 2, 3)]
-    found = fruitless(there, 9, 1.0, erase_loops=True)
+    found = loops([walk(0, 1, 2, 1, 3), walk(0, 1, 0, 2, reward=1.0), walk(0, 1, 2, 3)], 0.1)
     assert [float(row.observation.vector[0]) for row in found if row.observation.vector is not None] == [1, 2]
-    assert not fruitless(there, 9, 1.0, erase_loops=False) and not fruitless(there, 9, 0.0, erase_loops=True)
+    assert {row.weight for row in found} == {-0.1}
 
 
 @pytest.mark.parametrize("avoid", [0.0, 1.0])

@@ -70,7 +70,7 @@ def test_weighted_rows_that_pass_a_few_at_once_make_the_step_of_all() -> None:
 
 
 @pytest.mark.parametrize("size", [12, 5, 1])
-def test_once_is_a_pass_in_which_each_row_has_its_turn(size: int) -> None:
+def test_a_share_of_the_minibatches_has_its_turn(size: int) -> None:
     weight, made = parameter(), []
 
     def loss_of(batch: list[int]) -> torch.Tensor:
@@ -78,11 +78,10 @@ def test_once_is_a_pass_in_which_each_row_has_its_turn(size: int) -> None:
         return ((ROWS[batch] @ weight) ** 2).mean()
 
     optimizer = MinibatchOptimizer([weight], OptimizerSettings(batch_size=size, epochs=3), 0, "the loss")
-    optimizer.fit(12, loss_of, once=True)
-    in_a_pass = len(made)
     optimizer.fit(12, loss_of)
-    assert in_a_pass == math.ceil((len(made) - in_a_pass) / 3)
-    assert size == 5 or sorted(row for batch in made[:in_a_pass] for row in batch) == list(range(12))
+    of_all = len(made)
+    optimizer.fit(12, loss_of, share=1 / 3)
+    assert of_all == math.ceil(36 / size) and len(made) - of_all == math.ceil(of_all / 3)
 
 
 def test_a_step_is_that_of_adam_on_the_clipped_gradient() -> None:
