@@ -178,7 +178,7 @@ class EpisodeIndex:
             try:
                 episode = _read(Path(name), first)
             except TrajectoryError as error:
-                if _written(name) == self._read_at[name]:
+                if _written(name) == self._read_at.get(name):
                     raise
                 defect = error
             else:
@@ -195,7 +195,7 @@ class EpisodeIndex:
                 self._look_at_round(self._keys[row])
                 if self._place[row][0] == name:
                     self.refresh()
-            elif written != self._read_at[name]:  # an episode was refused since: others are where it was
+            elif written != self._read_at.get(name):  # an episode was refused since: others are where it was
                 self._add(name)
             return self._place[row]
 

@@ -239,6 +239,18 @@ def test_what_led_a_failure_back_to_where_it_had_been_is_avoided_also_where_a_li
     assert {row.weight for row in found} == {-0.1}
 
 
+def test_where_new_episodes_succeed_an_update_of_filtered_bc_is_a_third_as_long() -> None:
+    won, lost = ([one for one in episodes(0) if one.success is wanted] for wanted in (True, False))
+
+    def steps(fresh: list[Trajectory]) -> int:
+        algorithm = FilteredBC(policy(), FilteredBcSettings(), seed=3)
+        algorithm.update(fresh, won)
+        return int(algorithm.state_dict()["imitation"]["optimizer"]["state"][0]["step"])
+
+    whole = steps(lost[:1])
+    assert steps(won) == math.ceil(whole / 3) and steps([*won[:9], lost[0]]) == steps([]) == whole
+
+
 @pytest.mark.parametrize("avoid", [0.0, 1.0])
 def test_filtered_bc_makes_what_ended_a_failure_less_likely(avoid: bool) -> None:
     agent = policy()

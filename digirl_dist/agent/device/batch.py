@@ -45,9 +45,8 @@ def labels_of(rows: Sequence[Read], grid: TouchGrid, shifts: Sequence[Shift] | N
         cells[row, :own] = [grid.cell(_moved(point, shifts, row)) for point in middles]
         flags[row, :own] = np.reshape([place.flags for place in each.places], (own, LABEL_FLAGS))
         known = [_rounded(point) for point in middles]
-        closed[row, grid.cells :] = [point in known[:index] for index, point in enumerate(known)] + [True] * (
-            length - own
-        )
+        again = [point in known[:index] for index, point in enumerate(known)]
+        closed[row, grid.cells :] = [*again, *[True] * (length - own)]
     return Labels(bags_of(words), *map(torch.from_numpy, (cells, flags, closed)))
 
 
