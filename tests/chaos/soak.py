@@ -61,7 +61,10 @@ _EPISODES = 8
 _SHORT_SIDE = 144
 """Of the pictures that an agent keeps: so large that its 256 MB are full before the warm-up ends."""
 _RUN = [*_FLEET, "agent=generic", f"agent.short_side={_SHORT_SIDE}", f"rollout_size={_EPISODES}", "save_freq=1000000"]
-_LEARNS = [*_RUN, "train_algorithm=filtered_bc", "trainer.replay_size=64"]
+_LEARNS = [
+    *(*_RUN, "train_algorithm=filtered_bc", "trainer.replay_size=64"),
+    "algorithm.filtered_bc.actor.max_examples=128",  # it is the rounds that count
+]
 
 
 @dataclass(frozen=True)
@@ -70,7 +73,7 @@ class Mode:
 
     settings: Sequence[str]
     rounds: int
-    """So many that it takes at most eight minutes on two busy cores."""
+    """So many that caches are full before the last third of them."""
     counts: str = "train_iterations"
     is_viewed: bool = False
     """Whether a page of the viewer watches it."""
