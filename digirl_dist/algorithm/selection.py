@@ -78,8 +78,8 @@ def fatal(episodes: Sequence[Trajectory], most: int, weight: float) -> list[Row]
     return [Row(one, len(one.steps) - 1, AVOIDED, reason, -weight) for one in failed[:most]] if weight else []
 
 
-def loops(episodes: Sequence[Trajectory], weight: float) -> list[Row]:
-    """Returns the steps of failures that led back to where the episode had been, to be avoided with this weight.
+def loops(episodes: Sequence[Trajectory], weight: float, erase_loops: bool) -> list[Row]:
+    """Returns, with ``erase_loops``, the steps of failures that led back to where they had been, to be avoided.
 
     What is imitated over and over makes a policy sure of itself, and nothing else would end its loops. The weight is
     small: another time such a step may lead on, so only what the policy is sure of shall lose by it.
@@ -87,7 +87,7 @@ def loops(episodes: Sequence[Trajectory], weight: float) -> list[Row]:
     return [
         Row(one, place, AVOIDED, "its episode failed, and it led back to where that had been", -weight)
         for one in episodes
-        for place, leads_on in enumerate(on_the_way(one) if one.reward <= 0 else ())
+        for place, leads_on in enumerate(leading_on(one, erase_loops) if weight and one.reward <= 0 else ())
         if not leads_on
     ]
 

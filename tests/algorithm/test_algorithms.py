@@ -234,7 +234,7 @@ def test_what_led_a_failure_back_to_where_it_had_been_is_avoided_also_where_a_li
         steps[-1] = replace(steps[-1], reward=reward, truncated=True)
         return Trajectory(Ticket(0, 0, Task("t"), 0, 0), "e", "w", 0, steps, seen[-1], reward > 0)
 
-    found = loops([walk(0, 1, 2, 1, 3), walk(0, 1, 0, 2, reward=1.0), walk(0, 1, 2, 3)], 0.1)
+    found = loops([walk(0, 1, 2, 1, 3), walk(0, 1, 0, 2, reward=1.0), walk(0, 1, 2, 3)], 0.1, erase_loops=True)
     assert [float(row.observation.vector[0]) for row in found if row.observation.vector is not None] == [1, 2]
     assert {row.weight for row in found} == {-0.1}
 

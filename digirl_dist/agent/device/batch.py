@@ -44,8 +44,8 @@ def labels_of(rows: Sequence[Read], grid: TouchGrid, shifts: Sequence[Shift] | N
         own, middles = len(each.labels), [middle(label) for label in each.labels]
         cells[row, :own] = [grid.cell(_moved(point, shifts, row)) for point in middles]
         flags[row, :own] = np.reshape([place.flags for place in each.places], (own, LABEL_FLAGS))
-        known = [_rounded(point) for point in middles]
-        again = [point in known[:index] for index, point in enumerate(known)]
+        firsts: dict[Point, int] = {}
+        again = [firsts.setdefault(_rounded(point), index) < index for index, point in enumerate(middles)]
         closed[row, grid.cells :] = [*again, *[True] * (length - own)]
     return Labels(bags_of(words), *map(torch.from_numpy, (cells, flags, closed)))
 

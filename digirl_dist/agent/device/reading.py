@@ -83,12 +83,12 @@ def read(text: str, labels: bool = False) -> Read:
     shown = found[:_MOST_LABELS] if labels else []
     parts = quoted(instruction)[:_MOST_QUOTED]
     named = [_place(label.name, instruction, parts) for label in shown]
-    words = list(_words_of_labels(instruction, shown, named))
-    flags = _flags(instruction, shown, named, memories)
+    words = list(_words_of_labels(instruction, parts, shown, named))
+    flags = _flags(instruction, parts, shown, named, memories)
     places = [Described(_hashed(own), values) for own, values in zip(words, flags, strict=True)]
     typed = {memory.action.text for memory in memories}
     texts: dict[str, Described] = {}
-    for candidate, own, values in _texts(instruction, shown, words, labels):
+    for candidate, own, values in _texts(instruction, parts, shown, words, labels):
         if candidate and candidate not in texts:
             texts[candidate] = Described(_hashed(own), [*values, float(candidate in typed)])
     return Read(instruction, hashed_words(instruction), memories, shown, places, list(texts), list(texts.values()))
@@ -112,10 +112,12 @@ _Named = tuple[int | None, float]
 """Where the instruction has the name of a label, and how alike they are."""
 
 
-def _words_of_labels(instruction: str, labels: Sequence[Label], found: Sequence[_Named]) -> Iterator[list[str]]:
+def _words_of_labels(
+    instruction: str, parts: Sequence[str], labels: Sequence[Label], found: Sequence[_Named]
+) -> Iterator[list[str]]:
     """Yields what describes each label: its role and rank, its name and numbers, and the names before and after it."""
     ranks: Counter[str] = Counter()
-    named, parts = None, quoted(instruction)[:_MOST_QUOTED]
+    named = None
     numbered = _values(labels, _numbers(instruction))
     own = [[*words_of(label.name)[:_NEIGHBOURS_WORDS], *values] for label, values in zip(labels, numbered, strict=True)]
     behind, before = list(_latest(own)), list(_latest(own[::-1]))[::-1]
@@ -178,9 +180,13 @@ def _quoted_parts(name: str, parts: Sequence[str]) -> Iterator[int]:
 
 
 def _flags(
-    instruction: str, labels: Sequence[Label], named: Sequence[_Named], memories: Sequence[Memory]
+    instruction: str,
+    parts: Sequence[str],
+    labels: Sequence[Label],
+    named: Sequence[_Named],
+    memories: Sequence[Memory],
 ) -> list[list[float]]:
-    words, parts = set(words_of(instruction)), quoted(instruction)[:_MOST_QUOTED]
+    words = set(words_of(instruction))
     memories = [memory for memory in memories if memory.action.type != "swipe"]  # it moves what it begins on
     ranks = [
         None
@@ -248,8 +254,9 @@ _Text = tuple[str, list[str], list[float]]
 """A text, the words that describe it, and all of its flags but the last."""
 
 
-def _texts(instruction: str, labels: Sequence[Label], words: Sequence[list[str]], everything: bool) -> Iterator[_Text]:
-    parts = quoted(instruction)[:_MOST_QUOTED]
+def _texts(
+    instruction: str, parts: Sequence[str], labels: Sequence[Label], words: Sequence[list[str]], everything: bool
+) -> Iterator[_Text]:
     for number, part in enumerate(parts, 1):
         own = ["quoted", f"quoted {number}", *_before(instruction, instruction.find(part))]
         yield part, own, [1.0, float(number == 1), 0.0, 0.0]
