@@ -234,7 +234,7 @@ def vlm_learns(device: str, folder: Path) -> Figures:
 
     model, tasks, out = vlm_folder(folder, _is_cuda(device)), folder / "tasks.yaml", folder / "run"
     tasks.write_text("- open-clock-0\n")
-    words = "parallel=single inference=host train_iterations=8 rollout_size=64 bsize=16 max_steps=4 agent=vlm"
+    words = "dry_run=true dry_run_workers=1 inference=host train_iterations=8 rollout_size=64 bsize=16 max_steps=4 agent=vlm"
     words += " agent.lora.r=8 agent.max_new_tokens=2 train_algorithm=grpo algorithm.grpo.group_size=8"
     words += f" algorithm.grpo.actor.learning_rate={1e-3 if _is_cuda(device) else 2e-2} trainer.device={device}"
     started = time.perf_counter()

@@ -6,6 +6,7 @@ import json
 import math
 import re
 import threading
+import time
 from array import array
 from collections.abc import Iterator, Sequence
 from dataclasses import fields, replace
@@ -70,25 +71,28 @@ def test_over_ssh_it_acts_with_many_at_a_time_and_its_tokens_are_read_back(serve
 
 
 def test_weights_that_change_within_an_episode_are_told_by_its_steps(served: Served, tmp_path: Path) -> None:
-    came, changed = threading.Event(), threading.Event()
+    came = threading.Event()
 
-    def second(handler: BaseHTTPRequestHandler) -> None:
-        came.set()
-        changed.wait(60)
+    def answer(handler: BaseHTTPRequestHandler) -> None:
+        if served.requests[-1]["model"] == "n":
+            return answers_with('{"type": "done"}', [-0.5])(handler)
+        if len(served.requests) == 2:
+            came.set()
+        time.sleep(0.02)
         WAIT(handler)
 
-    served.script = [WAIT, second]
-    with Fleet.dry_run(1, bsize=1, emulator="phone", max_steps=4, save_path=str(tmp_path / "kept")) as fleet:
+    served.then = answer
+    with Fleet.dry_run(1, bsize=1, emulator="phone", max_steps=400, save_path=str(tmp_path / "kept")) as fleet:
         rollout = fleet.submit(fleet.tasks[0], act=Endpoint(served.url, "m"))
         assert came.wait(90)
         fleet.update(Endpoint(served.url, "n"), version=5)
-        changed.set()
         episode = rollout.result(90)
+    acted = [request["model"] for request in served.requests]
+    assert acted == [*["m"] * (len(acted) - 1), "n"] and len(acted) > 2
     (stored,) = Run(tmp_path / "kept").episodes()
     for each in (episode, stored):
         assert isinstance(each, Episode) and each.ticket.policy_version == 0
-        assert [step.policy_version for step in each.steps] == [None, None, 5, 5]
-    assert [request["model"] for request in served.requests] == ["m", "m", "n", "n"]
+        assert [step.policy_version for step in each.steps] == [*[None] * (len(acted) - 1), 5]
 
 
 def test_places_are_asked_for_and_read_in_the_units_of_the_model(served: Served) -> None:
