@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 import threading
+import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
@@ -24,6 +25,8 @@ from digirl_dist.ssh.localhost_server import LocalhostServer
 from digirl_dist.storage.events import Events
 
 _EVERY_S = 3.0
+_PAUSE_FOR_EACH_LOOK = 50
+"""A folder of a run below ``--config-path`` takes long to walk: pauses are at least so many times as long as a look."""
 
 Stamp = Mapping[Path, tuple[int, int]]
 """Time of the last change and size, by file."""
@@ -148,17 +151,17 @@ class WatchedRoster:
             self._thread.join()
 
     def _follow(self) -> None:
-        while not self._closing.wait(self._every_s):
+        took_s = 0.0
+        while not self._closing.wait(max(self._every_s, _PAUSE_FOR_EACH_LOOK * took_s)):
+            began = time.monotonic()
             try:
                 self.look_if_changed()
                 self._trouble = ""
             except Exception as error:  # else nobody would tell, nor look again
-                self._cannot(f"changes below {self._folder} cannot be followed: {error!r}")
-
-    def _cannot(self, reason: str) -> None:
-        if reason != self._trouble:
-            self._fleet.refuse(reason)
-        self._trouble = reason
+                if (reason := repr(error)) != self._trouble:
+                    self._fleet.refuse(f"changes below {self._folder} cannot be followed: {reason}")
+                self._trouble = reason
+            took_s = time.monotonic() - began
 
     def look_if_changed(self) -> None:
         stamp = _stamp(self._folder)

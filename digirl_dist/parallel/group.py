@@ -230,7 +230,7 @@ def all_set(store: Store, keys: Sequence[str], limit_s: float) -> bool:
 
     Raises PeerError if a rank says that it fails, or if the store is gone.
     """
-    deadline = time.monotonic() + limit_s
+    deadline, pause_s = time.monotonic() + limit_s, _LOOK_S / 32
     while True:
         try:
             if store.check(list(keys)):
@@ -242,7 +242,8 @@ def all_set(store: Store, keys: Sequence[str], limit_s: float) -> bool:
             raise PeerError(f"the launcher is gone: {error}") from error
         if time.monotonic() >= deadline:
             return False
-        time.sleep(_LOOK_S)
+        time.sleep(pause_s)
+        pause_s = min(2 * pause_s, _LOOK_S)
 
 
 # Bytes do not pass through the store: that of torchrun takes 8 MiB at once, and a file would keep them all.

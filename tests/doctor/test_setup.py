@@ -84,6 +84,18 @@ def test_nothing_of_android_is_installed_before_the_licences_are_accepted(tools:
     assert not (tools / "sdk" / "platform-tools").exists() and not (tools / "sdk" / "log").exists()
 
 
+def test_known_tools_that_are_not_googles_are_not_unpacked(tools: Path) -> None:
+    for name in ("sdkmanager", "avdmanager"):
+        (tools / "sdk" / "cmdline-tools" / "latest" / "bin" / name).unlink()
+    (tools / "bin" / "curl").write_text("#!/bin/sh\necho other >$5\n")
+    (tools / "bin" / "unzip").write_text(f"#!/bin/sh\ntouch {tools}/unpacked\n")
+    unpacked = tools / "unpacked"
+    for url, is_trusted in (("https://a/commandlinetools-linux-11076708_latest.zip", False), ("https://a/mine.zip", True)):
+        done = android(tools, ANDROID_TOOLS_URL=url)
+        assert done.returncode == 1 and unpacked.exists() == is_trusted, done.stdout
+        assert ("sha256sum: WARNING" in done.stdout) != is_trusted, done.stdout
+
+
 def test_the_snapshot_is_made_by_the_package_once_it_is_there(tmp_path: Path) -> None:
     content = tmp_path / "pixel.avd"
     (tmp_path / "pixel.ini").write_text(f"path={content}\n")

@@ -13,7 +13,6 @@ from typing import Any, get_args
 import msgspec
 import pytest
 from fleet.test_session import LIMITS, TICKETS, beat, hung_up, of, told, working
-from process_watch import eventually
 
 from digirl_dist.errors import LinkLostError, MisconductError
 from digirl_dist.fleet.fleet import Fleet
@@ -124,14 +123,16 @@ def test_a_flood_of_the_widest_messages_fills_no_memory_while_nobody_reads(messa
     tracemalloc.start()
     try:
         with fleet(encode(message), limits) as (here, made):
-            eventually(lambda: len(made) >= 3 or not _goes_on(here, made), 60, "the end of the flood")
+            for _ in range(20):  # a flood slower than what a worker may take of the host goes on
+                if len(made) >= 3 or not _goes_on(made):
+                    break
             assert unread(here) <= MOST_KEPT["unread"] + (1 << 21)
             assert tracemalloc.get_traced_memory()[0] < MOST_MEMORY
     finally:
         tracemalloc.stop()
 
 
-def _goes_on(here: Fleet[Any], made: list[Talker]) -> bool:
+def _goes_on(made: list[Talker]) -> bool:
     before = sum(one.read_lines for one in made)
     time.sleep(1.0)
     return sum(one.read_lines for one in made) > before

@@ -43,7 +43,10 @@ def test_who_asks_whether_a_run_goes_on_writes_nothing_and_keeps_no_host_out(tmp
     assert not is_running(tmp_path)
 
 
-def test_what_is_no_run_folder_is_named_with_the_runs_that_are_near(tmp_path: Path) -> None:
+def test_what_is_no_run_folder_is_named_with_the_runs_that_are_near(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)  # else runs/ of the checkout is near, too
     with pytest.raises(NoRunError, match="demo is no run folder: .*; name the save_path of a run"):
         existing_run(tmp_path / "demo")
     for name in ("demo", "host"):
