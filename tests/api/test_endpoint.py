@@ -74,12 +74,11 @@ def test_weights_that_change_within_an_episode_are_told_by_its_steps(served: Ser
     came = threading.Event()
 
     def answer(handler: BaseHTTPRequestHandler) -> None:
-        if served.requests[-1]["model"] == "n":
-            return answers_with('{"type": "done"}', [-0.5])(handler)
         if len(served.requests) == 2:
             came.set()
         time.sleep(0.02)
-        WAIT(handler)
+        is_new = served.requests[-1]["model"] == "n"
+        (answers_with('{"type": "done"}', [-0.5]) if is_new else WAIT)(handler)
 
     served.then = answer
     with Fleet.dry_run(1, bsize=1, emulator="phone", max_steps=400, save_path=str(tmp_path / "kept")) as fleet:
