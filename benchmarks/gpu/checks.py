@@ -234,8 +234,8 @@ def vlm_learns(device: str, folder: Path) -> Figures:
 
     model, tasks, out = vlm_folder(folder, _is_cuda(device)), folder / "tasks.yaml", folder / "run"
     tasks.write_text("- open-clock-0\n")
-    words = "dry_run=true dry_run_workers=1 inference=host train_iterations=8 rollout_size=64 bsize=16 max_steps=4 agent=vlm"
-    words += " agent.lora.r=8 agent.max_new_tokens=2 train_algorithm=grpo algorithm.grpo.group_size=8"
+    words = "dry_run=true dry_run_workers=1 inference=host train_iterations=8 rollout_size=64 bsize=16 max_steps=4"
+    words += " agent=vlm agent.lora.r=8 agent.max_new_tokens=2 train_algorithm=grpo algorithm.grpo.group_size=8"
     words += f" algorithm.grpo.actor.learning_rate={1e-3 if _is_cuda(device) else 2e-2} trainer.device={device}"
     started = time.perf_counter()
     status = run([*words.split(), f"agent.model={model}", f"task_set={tasks}", f"save_path={out}"])
