@@ -60,7 +60,7 @@ class FilteredBC:
         table = self._judged(episodes, kept)
         rows = [row for row in table if row.weight]
         weight = self._settings.avoid * mean_weight(rows)
-        in_loops = loops(fresh, _LIGHTLY * weight, self._experience.erase_loops)
+        in_loops = loops(fresh, len(rows), _LIGHTLY * weight, self._experience.erase_loops)
         avoided = [*fatal(replay, len(rows), weight), *in_loops]
         new = totals({"episodes": len(fresh), "solved": sum(one.success for one in fresh)}, self._peers)
         # Offline nobody tries, so nothing is kept open.

@@ -78,18 +78,23 @@ def fatal(episodes: Sequence[Trajectory], most: int, weight: float) -> list[Row]
     return [Row(one, len(one.steps) - 1, AVOIDED, reason, -weight) for one in failed[:most]] if weight else []
 
 
-def loops(episodes: Sequence[Trajectory], weight: float, erase_loops: bool) -> list[Row]:
-    """Returns, with ``erase_loops``, the steps of failures that led back to where they had been, to be avoided.
+def loops(episodes: Sequence[Trajectory], most: int, weight: float, erase_loops: bool) -> list[Row]:
+    """Returns, with ``erase_loops``, up to ``most`` steps of failures that led back to where they had been, to avoid.
 
     What is imitated over and over makes a policy sure of itself, and nothing else would end its loops. The weight is
     small: another time such a step may lead on, so only what the policy is sure of shall lose by it.
     """
-    return [
+    found = [
         Row(one, place, AVOIDED, "its episode failed, and it led back to where that had been", -weight)
         for one in episodes
         for place, leads_on in enumerate(leading_on(one, erase_loops) if weight and one.reward <= 0 else ())
         if not leads_on
     ]
+    return _evenly(found, most)
+
+
+def _evenly(rows: Sequence[Row], most: int) -> list[Row]:
+    return [rows[place] for place in np.linspace(0, len(rows) - 1, min(len(rows), most)).astype(int).tolist()]
 
 
 def unsolved_steps(replay: Sequence[Trajectory], share: float, rows: Sequence[Row]) -> list[Row]:
@@ -99,12 +104,7 @@ def unsolved_steps(replay: Sequence[Trajectory], share: float, rows: Sequence[Ro
     there the policy is held to what it chose before it learned. At most as many as ``rows``, evenly from all of those,
     and each ``share`` as heavy as these are on average.
     """
-    held = unsolved(replay) if share else []
-    weight = share * mean_weight(rows)
-    chosen = [held[place] for place in np.linspace(0, len(held) - 1, min(len(held), len(rows))).astype(int).tolist()]
-    for row in chosen:
-        row.weight = weight
-    return chosen
+    return _evenly(unsolved(replay, share * mean_weight(rows)), len(rows)) if share else []
 
 
 def mean_weight(rows: Sequence[Row]) -> float:
@@ -112,8 +112,8 @@ def mean_weight(rows: Sequence[Row]) -> float:
     return float(np.mean([row.weight for row in rows])) if rows else 0.0
 
 
-def unsolved(replay: Sequence[Trajectory]) -> list[Row]:
-    """Returns the steps of the oldest policy in ``replay`` from which on nobody knows what to do.
+def unsolved(replay: Sequence[Trajectory], weight: float) -> list[Row]:
+    """Returns, with this weight, the steps of the oldest policy in ``replay`` from which on nobody knows what to do.
 
     In a task that no episode there solved, as its emulator says, that is what follows an episode's last reward; in one
     that no episode earned anything in, all. Where returns differ and none is above 0, the better ones teach the task.
@@ -123,7 +123,7 @@ def unsolved(replay: Sequence[Trajectory]) -> list[Row]:
     first = [one for one in replay if one.ticket.policy_version == oldest and one.ticket.task.id in best_returns]
     reason = "its task is not solved yet: there the policy is held to what it chose before it learned"
     return [
-        Row(one, place, UNSOLVED, reason)
+        Row(one, place, UNSOLVED, reason, weight)
         for one in first
         for place in range(_open_end(one.steps, begun=best_returns[one.ticket.task.id] > 0), len(one.steps))
     ]

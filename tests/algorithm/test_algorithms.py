@@ -234,9 +234,11 @@ def test_what_led_a_failure_back_to_where_it_had_been_is_avoided_also_where_a_li
         steps[-1] = replace(steps[-1], reward=reward, truncated=True)
         return Trajectory(Ticket(0, 0, Task("t"), 0, 0), "e", "w", 0, steps, seen[-1], reward > 0)
 
-    found = loops([walk(0, 1, 2, 1, 3), walk(0, 1, 0, 2, reward=1.0), walk(0, 1, 2, 3)], 0.1, erase_loops=True)
+    walks = [walk(0, 1, 2, 1, 3), walk(0, 1, 0, 2, reward=1.0), walk(0, 1, 2, 3)]
+    found = loops(walks, 9, 0.1, erase_loops=True)
     assert [float(row.observation.vector[0]) for row in found if row.observation.vector is not None] == [1, 2]
     assert {row.weight for row in found} == {-0.1}
+    assert len(loops(walks, 1, 0.1, erase_loops=True)) == 1, "no more than there is to imitate, else only these count"
 
 
 def test_where_new_episodes_succeed_an_update_of_filtered_bc_is_a_third_as_long() -> None:
@@ -281,9 +283,9 @@ def test_unsolved_are_the_oldest_policys_steps_in_tasks_in_which_no_episode_came
     never, later, solved, graded = [[_tried(task, at, reward) for at, reward in enumerate(returns)]
                                     for task, returns in {"never": [0, 0], "later": [0, 1], "solved": [1, 1],
                                                           "graded": [-2, -1]}.items()]  # fmt: skip
-    assert steps_of(unsolved([*never, *later, *solved, *graded])) == never[0].steps
-    assert unsolved([*never[1:], *later]) == [], "the oldest policy of that replay did not try the task"
-    assert unsolved([]) == []
+    assert steps_of(unsolved([*never, *later, *solved, *graded], 1.0)) == never[0].steps
+    assert unsolved([*never[1:], *later], 1.0) == [], "the oldest policy of that replay did not try the task"
+    assert unsolved([], 1.0) == []
 
 
 def test_in_a_task_that_was_done_in_part_what_follows_the_last_reward_is_unsolved() -> None:
@@ -293,8 +295,8 @@ def test_in_a_task_that_was_done_in_part_what_follows_the_last_reward_is_unsolve
         return replace(one, steps=steps, success=success)
 
     half, nothing, at_the_end = tried(0, 0.5, 0, 0), tried(0, 0), tried(0, 0.5)
-    assert steps_of(unsolved([half, nothing, at_the_end])) == half.steps[2:]
-    assert unsolved([half, nothing, tried(0.5, 0.5, success=True, version=1)]) == []
+    assert steps_of(unsolved([half, nothing, at_the_end], 1.0)) == half.steps[2:]
+    assert unsolved([half, nothing, tried(0.5, 0.5, success=True, version=1)], 1.0) == []
 
 
 @pytest.mark.parametrize("name", ["filtered_bc", "digirl", "grpo_replay"])
