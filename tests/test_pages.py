@@ -23,6 +23,11 @@ def test_a_page_is_solved_where_the_mean_of_two_iterations_is_high(success: list
     assert pages.solved_at(success) == solved
 
 
+def test_a_run_without_any_success_ends_at_half() -> None:
+    assert pages.ended_at([0.0] * 8) is None and pages.ended_at([0.0] * 9) == 9
+    assert pages.ended_at([0.0] * 8 + [0.1] + [0.0] * 9) is None
+
+
 def _finished(run: Run, rates: list[float]) -> None:
     run.folder.mkdir(parents=True)
     lines = [
@@ -46,7 +51,7 @@ def test_a_run_that_is_over_leaves_one_line_and_no_folder(tmp_path: Path) -> Non
     assert [run.folder.exists() for run in (solved, unsolved, failed)] == [False, False, True], "that one can go on"
     first, second = pages._lines(tmp_path / "pages.jsonl")
     assert (first["episodes"], first["solved"], first["success"]) == (192, True, [0.5, 0.9, 1.0])
-    assert (second["episodes"], second["solved"]) == (1152, False)
+    assert (second["episodes"], second["solved"]) == (576, False)
 
 
 def test_only_pages_without_a_line_are_run_and_the_page_says_what_they_came_to(

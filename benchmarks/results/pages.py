@@ -28,6 +28,8 @@ _ROOT = Path(__file__).resolve().parents[2]
 _ITERATIONS, _EPISODES = 18, 64
 """1,152 episodes a page."""
 _SOLVED = 0.9
+_HOPELESS = 9
+"""Iterations without any success after which a run ends: nothing is learned from such."""
 _LOOK_S = 2.0
 _END_LIMIT_S = 60.0
 _INTRODUCTION = """\
@@ -36,9 +38,10 @@ _INTRODUCTION = """\
 `script/leaderboard --all` makes the missing lines of `pages.jsonl` and writes this page. The same command continues
 after an interruption. Each run starts from untrained weights, without demonstrations, and has at most {most:,} episodes
 of one page with the shipped defaults. A page is solved when the mean success (full reward) of two iterations in a row
-reaches {solved}; its run ends there. The order of the pages is random, unless `--pages` names them: those expected to
-be solved came first, so these are no random sample. The agent sees the picture and reads the names and boxes that the
-page's accessibility tree and style sheets give (`agent.labels=true`). The policy still explores in these episodes.
+reaches {solved}; its run ends there, or after {hopeless} episodes without a success. The order of the pages is random,
+unless `--pages` names them: those expected to be solved came first, so these are no random sample. The agent sees the
+picture and reads the names and boxes that the page's accessibility tree and style sheets give (`agent.labels=true`).
+The policy still explores in these episodes.
 
 **{count} of {tried} pages solved** ({before} of them were before learning); {missing} pages not run yet.
 
@@ -71,6 +74,12 @@ def solved_at(success: Sequence[float]) -> int | None:
     return next((place for place, pair in enumerate(pairwise(success), 2) if round(sum(pair) / 2, 9) >= _SOLVED), None)
 
 
+def ended_at(success: Sequence[float]) -> int | None:
+    """Returns the number of iterations after which a run is over, None if it goes on."""
+    hopeless = len(success) >= _HOPELESS and not any(success[:_HOPELESS])
+    return _HOPELESS if hopeless else solved_at(success)
+
+
 def _run(page: str, seed: int, runs: Path) -> Run:
     overrides = ("emulator=miniwob", f"emulator.task={page}", "bsize=1")
     return Run(Series(page, _ITERATIONS, _EPISODES, overrides), seed, (runs / f"{page}-{seed}").resolve())
@@ -88,7 +97,7 @@ def _make(runs: Sequence[Run], processes: int, lines: Path) -> int:
             time.sleep(_LOOK_S)
             for run, process in list(running.items()):
                 curve = read(run)
-                if curve is not None and solved_at(curve.success) is not None:
+                if curve is not None and ended_at(curve.success) is not None:
                     _end(process)
                 if process.poll() is not None:
                     del running[run]
@@ -118,16 +127,15 @@ def _end(process: subprocess.Popen[bytes]) -> None:
 
 def _noted(run: Run, curve: Curve | None, lines: Path) -> bool:
     """Appends the line of a run that is over and removes its folder. False, and nothing is done, if it failed."""
-    if curve is None or not (curve.finished or solved_at(curve.success)):
+    if curve is None or not (curve.finished or ended_at(curve.success)):
         print(f"   failed; {run.folder / 'output.log'} says why", file=sys.stderr)
         return False
-    ended = solved_at(curve.success)
-    success = curve.success[:ended]
+    success = curve.success[: ended_at(curve.success)]
     line = {
         "page": run.series.name,
         "seed": run.seed,
         "episodes": _EPISODES * len(success),
-        "solved": ended is not None,
+        "solved": solved_at(success) is not None,
         "success": [round(rate, 4) for rate in success],
         "minutes": round(curve.elapsed[len(success) - 1] / 60, 1),
         "date": curve.day.isoformat(),
@@ -152,6 +160,7 @@ def _write(out: Path, lines: Sequence[Line]) -> None:
     _draw(solved, len(lines), out / "results" / "pages.png")
     text = _INTRODUCTION.format(
         most=_ITERATIONS * _EPISODES,
+        hopeless=_HOPELESS * _EPISODES,
         solved=_SOLVED,
         count=len(solved),
         tried=len(lines),
