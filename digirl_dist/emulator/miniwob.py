@@ -99,11 +99,10 @@ for (let box = document.elementFromPoint(x, y); box && box !== document.body; bo
     if (!/auto|scroll/.test(along ? style.overflowX : style.overflowY)) continue;
     const before = [box.scrollLeft, box.scrollTop];
     box.scrollBy({left: along ? dx : 0, top: along ? 0 : dy, behavior: 'instant'});
-    if (box.scrollLeft !== before[0] || box.scrollTop !== before[1]) return true;
+    if (box.scrollLeft !== before[0] || box.scrollTop !== before[1]) break;
 }
-return false;
 """
-"""Scrolls the innermost box at a point that can scroll that way; false if there is none."""
+"""Scrolls the innermost box at a point that can scroll that way, if there is one."""
 
 
 _MENU_OPENS = """
@@ -132,11 +131,11 @@ class MiniwobEmulator:
     take long.
 
     ``tap`` clicks; where that shows a menu before the button is pressed, it pushes nothing, as on phones. ``type``
-    presses keys in the focused field, ``swipe`` scrolls where something under its start can scroll that way and drags
-    otherwise, ``drag`` drags, ``select`` clicks three times, which marks a paragraph, ``back``, ``home`` and ``wait``
-    do nothing, ``done`` and ``impossible`` give up. A page that was left (by a link, say) ends the episode without
-    reward. A page that acts later, by a timer, shows it in a later step. A wrong click that ends the episode achieves
-    the instruction that names what was clicked.
+    presses keys in the focused field, ``swipe`` scrolls where something under its start can scroll that way and does
+    nothing elsewhere, ``drag`` drags, ``select`` clicks three times, which marks a paragraph, ``back``, ``home`` and
+    ``wait`` do nothing, ``done`` and ``impossible`` give up. A page that was left (by a link, say) ends the episode
+    without reward. A page that acts later, by a timer, shows it in a later step. A wrong click that ends the episode
+    achieves the instruction that names what was clicked.
     """
 
     def __init__(self, focus_ring: int) -> None:
@@ -207,8 +206,7 @@ def _carry_out(page: Page, action: DeviceAction) -> None:
                 page.press(start, start)
         case "swipe":
             # Content follows the finger: it scrolls towards where the finger came from.
-            if not page.run(_SCROLL, *start, start[0] - end[0], start[1] - end[1]):
-                page.press(start, end)
+            page.run(_SCROLL, *start, start[0] - end[0], start[1] - end[1])
         case "drag":
             page.press(start, end)
         case "select":
