@@ -76,7 +76,7 @@ def test_a_package_of_the_environments_is_installed_and_tried_there(
             target = Target(config, MachineRequirements("tiny", 10, 0.01), package, python, trial)
             return {check.check: (check.ok, check.detail, check.remedy) for check in examine(target, Settings())}
 
-        assert "try" not in look(plain), "nothing is installed yet, which keeps no run from starting"
+        assert "digirl-dist setup" in look(plain)["try"][2], "nothing is installed yet"
         ensure_installed(connection, plain, config.run_path, sys.executable)
         ok, detail, remedy = look(plain)["try"]
         assert not ok and "No module named 'tiny_env'" in detail and "emulator.packages=[NAME]" in remedy

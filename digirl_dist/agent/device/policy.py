@@ -147,7 +147,7 @@ class DevicePolicy(nn.Module):
         found = found.index_add(0, self._tensor(placed), looked.places[self._tensor(placed), of_kind, place])
         seconds = self._seconds(looked.seen, rows, choices, shifts)
         of_second = [scores[choices[row].second] for row, scores in seconds.items()]
-        return found.index_add(0, self._tensor(list(seconds)), torch.stack(of_second)) if seconds else found
+        return found.index_add(0, self._tensor(list(seconds)), torch.stack(of_second).to(found)) if seconds else found
 
     def features(self, observations: Sequence[Observation]) -> torch.Tensor:
         with torch.no_grad():
