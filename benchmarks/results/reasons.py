@@ -57,7 +57,6 @@ REASONS = {
         "multi-layouts",
         "multi-orderings",
         "order-food",
-        "phone-book",
         "search-engine",
         "social-media-all",
         "social-media-some",
