@@ -244,6 +244,7 @@ def test_an_action_without_tokens_ends_the_training_with_the_remedy(monkeypatch:
             rollouts.check_health(60.0)
 
 
+@pytest.mark.component
 def test_weights_of_another_model_are_refused(tmp_path: Path) -> None:
     import torch
     from transformers import AutoModelForCausalLM, AutoTokenizer
