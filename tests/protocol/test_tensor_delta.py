@@ -77,7 +77,9 @@ def test_tensors_of_every_kind_and_length_come_back(dtype: torch.dtype, numbers:
 @pytest.mark.parametrize("share", [0.001, 0.01, 0.05, 0.2, 0.5, 0.7])
 def test_a_delta_needs_little_more_than_the_entropy_of_the_change(share: float) -> None:
     base = DRAW.integers(1 << 16, size=1_000_000, dtype=np.uint16)
-    delta = tensor_delta.encode(memoryview(some(share)(base).tobytes()), memoryview(base.tobytes()), 2)
+    changed = some(share)(base)
+    delta = tensor_delta.encode(memoryview(changed.tobytes()), memoryview(base.tobytes()), 2)
+    share = float(np.mean(changed != base))  # of a thousandth, 3 % more or less were drawn
     of_places = -share * np.log2(share) - (1 - share) * np.log2(1 - share)
     assert len(delta) <= 1.1 * len(base) * (of_places + share) / 8  # a changed number tells one bit: up or down
 
