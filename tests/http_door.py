@@ -257,7 +257,7 @@ class Owner(threading.Thread):
             while not self._ended.is_set():
                 with httpx.Client(base_url=self._here.place, headers=self._here.secret, timeout=LIMIT_S) as anew:
                     answered(anew.get("/health"))
-                self._here.ask(f"siege/{self.asked}")
+                self._here.ask(f"siege/{cursor}")  # a key of its own, also where another test asked before
                 cursor = self._here.over(cursor, 1)[-1]["cursor"]
                 self.asked += 1
         except BaseException as error:
