@@ -46,7 +46,9 @@ _known: set[str] = set()
 def printable(text: str) -> str:
     """Returns ``text`` without secrets and with escape sequences and the like made visible, as ``\\\\x1b``."""
     return "".join(
-        character if character in _WANTED or unicodedata.category(character) not in _STEERS else _shown(character)
+        character
+        if character in _WANTED or unicodedata.category(character) not in _STEERS
+        else character.encode("unicode_escape").decode()
         for character in without_secrets(text)
     )
 
@@ -128,10 +130,6 @@ def _of_environment() -> frozenset[str]:
     """Paths are none, such as that in PWD."""
     named = (value for name, value in os.environ.items() if is_secret_name(name))
     return frozenset(value for value in named if len(value) >= 8 and value[0] != "/")
-
-
-def _shown(character: str) -> str:
-    return character.encode("unicode_escape").decode()
 
 
 def nearest(name: str, known: Sequence[str]) -> str:

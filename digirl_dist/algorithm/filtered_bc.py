@@ -12,7 +12,16 @@ from digirl_dist.algorithm.hindsight import USUAL, Experience
 from digirl_dist.algorithm.imitation import Imitation
 from digirl_dist.algorithm.optimizer import totals
 from digirl_dist.algorithm.options import FilteredBcOptions
-from digirl_dist.algorithm.selection import best, fatal, judged, loops, mean_weight, task_weights, unsolved_steps
+from digirl_dist.algorithm.selection import (
+    best,
+    fatal,
+    judged,
+    loops,
+    mean_weight,
+    newest,
+    task_weights,
+    unsolved_steps,
+)
 from digirl_dist.algorithm.table import (
     AVOIDED,
     IN_LOOPS,
@@ -54,16 +63,18 @@ class FilteredBC:
 
     def update(self, fresh: Sequence[Trajectory], replay: Sequence[Trajectory]) -> Learned:
         episodes, relabelled = self._experience.hindsight.added(replay, self._peers)
-        kept = best(
+        good = best(
             np.array([episode.reward for episode in episodes]), self._settings.top_share, self._settings.min_return
         )
+        new = totals({"episodes": len(fresh), "solved": sum(one.success for one in fresh)}, self._peers)
+        tasks = [episode.ticket.task.id for episode in episodes]
+        # Offline nobody tries: no episode is newer than another, and nothing is kept open.
+        kept = newest(good, tasks, self._settings.newest if new["episodes"] else len(good))
         table = self._judged(episodes, kept)
         rows = [row for row in table if row.weight]
         weight = self._settings.avoid * mean_weight(rows)
         in_loops = loops(fresh, len(rows), _LIGHTLY * weight, self._experience.erase_loops)
         avoided = [*fatal(replay, len(rows), weight), *in_loops]
-        new = totals({"episodes": len(fresh), "solved": sum(one.success for one in fresh)}, self._peers)
-        # Offline nobody tries, so nothing is kept open.
         held = unsolved_steps(replay, self._experience.unsolved, rows) if new["episodes"] else []
         share = _LITTLE if new["solved"] > _ENOUGH * new["episodes"] else 1.0
         fit = self._imitation.fit([*rows, *avoided, *held], share)
@@ -83,8 +94,8 @@ class FilteredBC:
             if index in share_of:
                 table += judged(episode, KEPT, "one of the best episodes", share_of[index], *worth)
             else:
-                reason = f"its return {episode.reward:.3g} is not among the best, which begin at {lowest:.3g}"
-                table += rows_of(episode, NOT_CHOSEN, reason)
+                why = f"its return {episode.reward:.3g} is not among the best and newest, which begin at {lowest:.3g}"
+                table += rows_of(episode, NOT_CHOSEN, why)
         return table
 
     def state_dict(self) -> dict[str, Any]:

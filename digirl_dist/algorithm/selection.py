@@ -29,6 +29,18 @@ def best(scores: np.ndarray, share: float, above: float) -> list[int]:
     return [int(index) for index in np.flatnonzero((scores >= threshold) & (scores > above))]
 
 
+def newest(places: Sequence[int], tasks: Sequence[str], most: int) -> list[int]:
+    """Returns those of ``places`` in ``tasks`` that are among the last ``most`` of their task.
+
+    Each policy imitates its own successes, and so becomes surer of what led there. Successes of all earlier policies
+    together would keep it as unsure as these were on average.
+    """
+    of_task: dict[str, list[int]] = defaultdict(list)
+    for place in places:
+        of_task[tasks[place]].append(place)
+    return sorted(place for own in of_task.values() for place in own[-most:])
+
+
 def top_quantile(scores: np.ndarray, share: float) -> list[int]:
     """Indices of the finite ``scores`` [N] at or above their (1 − ``share``) quantile, which is interpolated linearly.
 
@@ -151,8 +163,7 @@ def held_out(episode: Trajectory, share: float) -> bool:
 
     Follows from iteration and ticket, so an episode stays on its side without any memory, also after a resume.
     """
-    ticket = episode.ticket
-    return int(digest(f"{ticket.iteration}/{ticket.index}".encode())[:8], 16) < share * 2**32
+    return int(digest(f"{episode.ticket.iteration}/{episode.ticket.index}".encode())[:8], 16) < share * 2**32
 
 
 def on_the_way(trajectory: Trajectory) -> list[bool]:

@@ -9,7 +9,7 @@ import tempfile
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from statistics import fmean
 from typing import Any, Literal
@@ -96,14 +96,11 @@ class CensusJob:
         asked = [
             (seed, player, task) for seed in range(self.episodes) for player in self.players for task in self.tasks
         ]
+        mark = {"oracle": {_SOLVE: True}}
         return [
-            Ticket(0, index, _marked(task) if who == "oracle" else task, seed, PLAYERS.index(who))
+            Ticket(0, index, replace(task, params={**task.params, **mark.get(who, {})}), seed, PLAYERS.index(who))
             for index, (seed, who, task) in enumerate(asked)
         ]
-
-
-def _marked(task: Task) -> Task:
-    return Task(task.id, task.instruction, {**task.params, _SOLVE: True})
 
 
 @dataclass(frozen=True)

@@ -333,6 +333,7 @@ KEYS: dict[str, Rule] = {
                 "algorithm.erase_loops": False,
                 "algorithm.hindsight.most": 0,
                 "algorithm.filtered_bc.avoid": 0,
+                "algorithm.filtered_bc.newest": 1_000_000,
                 "algorithm.unsolved": 0,
             }
         ),

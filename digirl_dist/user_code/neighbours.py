@@ -36,7 +36,8 @@ def neighbours_of(modules: Iterable[ModuleType]) -> dict[str, Source]:
         source = None if name in found else _source(name)
         if source is not None and sum(len(each.content) for each in found.values()) < _MOST_BYTES:
             found[name] = source
-            waiting += [name.rpartition(".")[0], *_imports(source.content, package=_package(name, source))]
+            above = name.rpartition(".")[0]
+            waiting += [above, *_imports(source.content, package=name if source.is_package else above)]
     return found
 
 
@@ -87,10 +88,6 @@ def _source(name: str) -> Source | None:
     if spec is None or not spec.origin or not spec.origin.endswith(".py") or not is_users(spec.origin):
         return None
     return Source(spec.origin, _content(spec.origin), spec.submodule_search_locations is not None)
-
-
-def _package(name: str, source: Source) -> str:
-    return name if source.is_package else name.rpartition(".")[0]
 
 
 def _imports(content: bytes, inside_functions: bool = False, package: str = "") -> Iterator[str]:

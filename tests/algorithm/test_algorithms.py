@@ -342,6 +342,15 @@ def test_offline_nothing_is_held() -> None:
     assert figures["unsolved_steps"] == 0 and [row.learned for row in table] == [True, False]
 
 
+@pytest.mark.parametrize("online", [True, False])
+def test_of_each_task_the_newest_successes_are_imitated_and_offline_all(online: bool) -> None:
+    replay = [_tried(task, 0, 1.0) for task in "aaabaab"]
+    algorithm = FilteredBC(policy(), FilteredBcSettings(newest=2), seed=3)
+    figures, table = algorithm.update(replay[-1:] if online else [], replay)
+    kept = [number for number, one in enumerate(replay) if any(row.learned for row in table if row.episode is one)]
+    assert kept == ([3, 4, 5, 6] if online else [*range(7)]) and figures["kept_trajectories"] == len(kept)
+
+
 def test_nothing_is_held_while_there_is_nothing_to_imitate() -> None:
     assert unsolved_steps([_tried("unsolved", 0, 0.0)], 0.5, []) == []
 
