@@ -43,7 +43,9 @@ def _finished(run: Run, rates: list[float]) -> None:
 
 
 def test_a_run_that_is_over_leaves_one_line_and_no_folder(tmp_path: Path) -> None:
-    solved, unsolved, failed = (pages._run(page, 0, tmp_path) for page in ("click-test", "draw-line", "click-tab"))
+    solved, unsolved, failed = (
+        pages._run(page, 0, None, tmp_path) for page in ("click-test", "draw-line", "click-tab")
+    )
     for run, rates in ((solved, [0.5, 0.9, 1.0, 0.2]), (unsolved, [0.0] * 18), (failed, [0.0] * 3)):
         _finished(run, rates)
     noted = [pages._noted(run, pages.read(run), tmp_path / "pages.jsonl") for run in (solved, unsolved, failed)]
@@ -77,14 +79,24 @@ def test_only_pages_without_a_line_are_run_and_the_page_says_what_they_came_to(
     page = (tmp_path / "pages.md").read_text()
     assert "**1 of 2 pages solved** (0 of them were before learning); 123 pages not run yet." in page
     assert "| click-tab | 192 | 0.00 | 0.95 |" in page
-    assert "in 16 of 1152 episodes | a curved or free line must be drawn |" in page
+    assert "in 16 of 1152 episodes | a curved or free line must be drawn |" in page and "Without" not in page
+    for more in (["--seeds", "0,1", "--learned"], ["--learned", "--first", "1", "--without", "labels"]):
+        assert pages.main([*options, "click-tab,draw-line", *more]) == 0
+    assert made[2:] == ["click-tab", "click-tab"]
+    page = (tmp_path / "pages.md").read_text()
+    assert "| click-tab | 192 | 192 |\n| solved | **1 of 1** | **1 of 1** |" in page
+    assert "| labels | `agent.labels=false` | 1 | 1, 192 | 1, 192 |" in page and "**1 of 2 pages solved**" in page
     assert (tmp_path / "results" / "pages.png").read_bytes().startswith(b"\x89PNG")
 
 
 def test_a_run_is_a_valid_configuration_of_the_shipped_defaults(tmp_path: Path) -> None:
-    settings = Source("config/multimachine", "host", tuple(pages._run("click-test", 3, tmp_path).overrides())).load()
+    settings = Source(
+        "config/multimachine", "host", tuple(pages._run("click-test", 3, "labels", tmp_path).overrides())
+    ).load()
     refuse_contradictions(settings)
-    assert settings.seed == 3 and settings.train_iterations * settings.rollout_size == 1152
+    assert (
+        settings.seed == 3 and settings.train_iterations * settings.rollout_size == 1152 and not settings.agent.labels
+    )
 
 
 def test_reasons_are_of_pages_that_exist_each_once() -> None:

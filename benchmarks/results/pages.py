@@ -30,6 +30,14 @@ _ITERATIONS, _EPISODES = 18, 64
 _SOLVED = 0.9
 _HOPELESS = 9
 """Iterations without any success after which a run ends: nothing is learned from such."""
+_INGREDIENTS = {
+    "labels": "agent.labels=false",
+    "memory": "agent.memory=0",
+    "avoid": "algorithm.filtered_bc.avoid=0",
+    "erase_loops": "algorithm.erase_loops=false",
+    "newest": "algorithm.filtered_bc.newest=1000000",
+}
+"""What a run may go without -> the override that takes it away."""
 _LOOK_S = 2.0
 _END_LIMIT_S = 60.0
 _INTRODUCTION = """\
@@ -58,14 +66,19 @@ def main(argv: Sequence[str] | None = None) -> int:
     (options.out / "results").mkdir(parents=True, exist_ok=True)
     lines, pages = options.out / "pages.jsonl", [task.id for task in miniwob_tasks(options.pages or "all")]
     Random(0).shuffle(pages)
+    known = _lines(lines)
+    if options.learned:
+        learned = {line["page"] for line in _main(known) if line["solved"] and line["episodes"] > 2 * _EPISODES}
+        pages = [page for page in pages if page in learned]
     failed = 0
     if options.all or options.pages:
         os.nice(19)
         signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # so that the runs end, too
-        done = {(line["page"], line["seed"]) for line in _lines(lines)}
-        wanted = [(page, seed) for seed in options.seeds for page in pages if (page, seed) not in done]
-        failed = _make([_run(*each, options.runs) for each in wanted], options.processes, lines)
-    _write(options.out, [line for line in _lines(lines) if line["seed"] == options.seeds[0]])
+        done = {(line["page"], line["seed"], line.get("without")) for line in known}
+        wanted = [(page, seed, options.without) for seed in options.seeds for page in pages[: options.first]]
+        runs = [_run(*each, options.runs) for each in wanted if each not in done]
+        failed = _make(runs, options.processes, lines)
+    _write(options.out, _lines(lines))
     return 1 if failed else 0
 
 
@@ -80,9 +93,11 @@ def ended_at(success: Sequence[float]) -> int | None:
     return _HOPELESS if hopeless else solved_at(success)
 
 
-def _run(page: str, seed: int, runs: Path) -> Run:
-    overrides = ("emulator=miniwob", f"emulator.task={page}", "bsize=1")
-    return Run(Series(page, _ITERATIONS, _EPISODES, overrides), seed, (runs / f"{page}-{seed}").resolve())
+def _run(page: str, seed: int, without: str | None, runs: Path) -> Run:
+    overrides = ["emulator=miniwob", f"emulator.task={page}", "bsize=1"]
+    overrides += [_INGREDIENTS[without]] if without else []
+    place = "-".join([page, str(seed), *([without] if without else [])])
+    return Run(Series(page, _ITERATIONS, _EPISODES, tuple(overrides)), seed, (runs / place).resolve())
 
 
 def _make(runs: Sequence[Run], processes: int, lines: Path) -> int:
@@ -142,6 +157,8 @@ def _noted(run: Run, curve: Curve | None, lines: Path) -> bool:
         "commit": curve.commit,
         "settings": list(run.series.overrides),
     }
+    if gone := [name for name, override in _INGREDIENTS.items() if override in run.series.overrides]:
+        line["without"] = gone[0]
     with open(lines, "a") as file:
         file.write(json.dumps(line) + "\n")
     print(f"   {run.series.name}: {success[0]:.2f} -> {success[-1]:.2f} after {line['episodes']} episodes", flush=True)
@@ -153,9 +170,13 @@ def _lines(path: Path) -> list[Line]:
     return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
 
 
-def _write(out: Path, lines: Sequence[Line]) -> None:
+def _main(lines: Sequence[Line]) -> list[Line]:
+    return [line for line in lines if line["seed"] == 0 and "without" not in line]
+
+
+def _write(out: Path, known: Sequence[Line]) -> None:
     """Writes the page and its picture from what there is."""
-    pages = [task.id for task in miniwob_tasks("all")]
+    pages, lines = [task.id for task in miniwob_tasks("all")], _main(known)
     solved = sorted(line["episodes"] for line in lines if line["solved"])
     _draw(solved, len(lines), out / "results" / "pages.png")
     text = _INTRODUCTION.format(
@@ -167,7 +188,8 @@ def _write(out: Path, lines: Sequence[Line]) -> None:
         before=sum(episodes == 2 * _EPISODES for episodes in solved),
         missing=len(set(pages) - {line["page"] for line in lines}),
     )
-    (out / "pages.md").write_text(text + _solved_table(lines) + "\n" + _unsolved_table(lines))
+    tables = [_solved_table(lines), _seeds_table(known), _ablation_table(known), _unsolved_table(lines)]
+    (out / "pages.md").write_text(text + "\n".join(filter(None, tables)))
     print(f"wrote {out / 'pages.md'}")
 
 
@@ -196,6 +218,43 @@ def _unsolved_table(lines: Sequence[Line]) -> str:
     return "## Not solved\n\n" + _table(names, found)
 
 
+def _seeds_table(known: Sequence[Line]) -> str:
+    """Of the pages that were run with more than one seed; empty without any."""
+    cells: dict[str, dict[int, str]] = {}
+    for line in known:
+        if "without" not in line:
+            told = str(line["episodes"]) if line["solved"] else f"({line['success'][-1]:.2f})"
+            cells.setdefault(line["page"], {})[line["seed"]] = told
+    several = {page: own for page, own in sorted(cells.items()) if len(own) > 1}
+    if not several:
+        return ""
+    seeds = sorted({seed for own in several.values() for seed in own})
+    rows = [[page, *(own.get(seed, "") for seed in seeds)] for page, own in several.items()]
+    run = [[row[place] for row in rows if row[place]] for place in range(1, 1 + len(seeds))]
+    rows.append(["solved", *(f"**{sum(told.isdigit() for told in own)} of {len(own)}**" for own in run)])
+    heading = "## With several seeds\n\nEpisodes until a page was solved, or in brackets its last success.\n\n"
+    return heading + _table(["page", *(f"seed {seed}" for seed in seeds)], rows)
+
+
+def _ablation_table(known: Sequence[Line]) -> str:
+    """Of the pages that were run without an ingredient, beside the same pages with all; empty without any."""
+    whole = {line["page"]: line for line in _main(known)}
+    rows = []
+    for name, override in _INGREDIENTS.items():
+        own = [line for line in known if line.get("without") == name and line["page"] in whole]
+        both = [[whole[line["page"]] for line in own], own]
+        if own:
+            rows.append([name, f"`{override}`", str(len(own)), *(_in_sum(lines) for lines in both)])
+    names = ["without", "setting", "pages", "with it: solved, episodes", "without it: solved, episodes"]
+    heading = "## Without each ingredient\n\nSeed 0; of an unsolved page all 1,152 episodes count.\n\n"
+    return heading + _table(names, rows) if rows else ""
+
+
+def _in_sum(lines: Sequence[Line]) -> str:
+    episodes = [line["episodes"] if line["solved"] else _ITERATIONS * _EPISODES for line in lines]
+    return f"{sum(line['solved'] for line in lines)}, {sum(episodes):,}"
+
+
 def _rates(line: Line) -> list[str]:
     return [f"{line['success'][0]:.2f}", f"{line['success'][-1]:.2f}", f"{line['minutes']:.1f}", line["commit"]]
 
@@ -213,6 +272,9 @@ def _options(argv: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="script/leaderboard", description=__doc__)
     parser.add_argument("--all", action="store_true", help="run every page that has no line yet")
     parser.add_argument("--pages", help="run these pages instead, separated by commas")
+    parser.add_argument("--first", type=int, help="only so many pages, the first of the random order")
+    parser.add_argument("--learned", action="store_true", help="only pages that seed 0 solved by learning")
+    parser.add_argument("--without", choices=[*_INGREDIENTS], help="take this away from the agent or the algorithm")
     parser.add_argument("--seeds", type=lambda text: [int(word) for word in text.split(",")], default=[0])
     parser.add_argument("--processes", type=int, default=os.cpu_count() or 1, help="runs at a time (one per core)")
     parser.add_argument(
