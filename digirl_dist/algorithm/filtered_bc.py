@@ -63,13 +63,14 @@ class FilteredBC:
 
     def update(self, fresh: Sequence[Trajectory], replay: Sequence[Trajectory]) -> Learned:
         episodes, relabelled = self._experience.hindsight.added(replay, self._peers)
-        good = best(
-            np.array([episode.reward for episode in episodes]), self._settings.top_share, self._settings.min_return
-        )
         new = totals({"episodes": len(fresh), "solved": sum(one.success for one in fresh)}, self._peers)
-        tasks = [episode.ticket.task.id for episode in episodes]
+        tried = {episode.ticket.key: episode.ticket.task.id for episode in replay}
         # Offline nobody tries: no episode is newer than another, and nothing is kept open.
-        kept = newest(good, tasks, self._settings.newest if new["episodes"] else len(good))
+        kept = newest(
+            best(np.array([one.reward for one in episodes]), self._settings.top_share, self._settings.min_return),
+            [tried[one.ticket.key] for one in episodes],
+            self._settings.newest if new["episodes"] else len(episodes),
+        )
         table = self._judged(episodes, kept)
         rows = [row for row in table if row.weight]
         weight = self._settings.avoid * mean_weight(rows)

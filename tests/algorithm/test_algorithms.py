@@ -18,7 +18,7 @@ from digirl_dist.algorithm.digirl import DigiRL, paper_rule
 from digirl_dist.algorithm.filtered_bc import FilteredBC
 from digirl_dist.algorithm.grpo import Grpo
 from digirl_dist.algorithm.grpo_replay import GrpoReplay
-from digirl_dist.algorithm.hindsight import Experience
+from digirl_dist.algorithm.hindsight import Experience, Hindsight
 from digirl_dist.algorithm.losses import imitation_loss
 from digirl_dist.algorithm.optimizer import batches, fault_of
 from digirl_dist.algorithm.options import GrpoActorSettings
@@ -344,11 +344,21 @@ def test_offline_nothing_is_held() -> None:
 
 @pytest.mark.parametrize("online", [True, False])
 def test_of_each_task_the_newest_successes_are_imitated_and_offline_all(online: bool) -> None:
-    replay = [_tried(task, 0, 1.0) for task in "aaabaab"]
-    algorithm = FilteredBC(policy(), FilteredBcSettings(newest=2), seed=3)
+    """One of another task is relabelled: it counts with the task that was tried."""
+    replay = [_tried(task, 0, float(task != "c")) for task in "aaabaabcb"]
+    tickets = [
+        replace(one.ticket, index=number, task=Task(one.ticket.task.id, "c")) for number, one in enumerate(replay)
+    ]
+    replay = [
+        replace(one, ticket=ticket, final_observation=Observation("another"))
+        for one, ticket in zip(replay, tickets, strict=True)
+    ]
+    hindsight = Hindsight([Task("b", "b")], 1, lambda one: [(1, "b")] if one.ticket.task.id == "c" else [])
+    shared = Experience(hindsight, erase_loops=False)
+    algorithm = FilteredBC(policy(), FilteredBcSettings(newest=2), seed=3, experience=shared)
     figures, table = algorithm.update(replay[-1:] if online else [], replay)
-    kept = [number for number, one in enumerate(replay) if any(row.learned for row in table if row.episode is one)]
-    assert kept == ([3, 4, 5, 6] if online else [*range(7)]) and figures["kept_trajectories"] == len(kept)
+    kept = sorted({row.episode.ticket.index for row in table if row.learned and row.outcome == KEPT})
+    assert kept == ([4, 5, 6, 7, 8] if online else [*range(9)]) and figures["kept_trajectories"] == len(kept)
 
 
 def test_nothing_is_held_while_there_is_nothing_to_imitate() -> None:
