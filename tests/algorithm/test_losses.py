@@ -81,6 +81,7 @@ def test_each_loss_is_that_of_its_formula(loss: Loss, has_start: bool) -> None:
     assert float(narrower) == pytest.approx(float(wider), abs=1e-12), "what fills rows up counts for nothing"
 
 
+@pytest.mark.nightly
 @pytest.mark.component  # importing it takes a fifth of all unit tests
 @pytest.mark.parametrize(
     ("loss", "kind", "level"),

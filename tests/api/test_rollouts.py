@@ -196,6 +196,7 @@ with Fleet.inline(bsize=2, emulator=emulator, save_path=sys.argv[1]) as fleet:
 """
 
 
+@pytest.mark.nightly
 def test_a_caller_that_is_killed_asks_again_and_gets_each_rollout_once(tmp_path: Path) -> None:
     command = [sys.executable, "-c", CALLER, str(tmp_path / "kept")]
     told: dict[str, set[str]] = {}

@@ -134,6 +134,7 @@ def test_a_browser_that_fails_in_mid_episode_costs_one_retry(tmp_path: Path, fau
     nothing_is_left_of(tmp_path)
 
 
+@pytest.mark.nightly
 def test_two_workers_bring_home_every_ticket_of_every_page(tmp_path: Path) -> None:
     with browsers(tmp_path, Parallel.host, episodes=20) as here:
         result = here.collect()

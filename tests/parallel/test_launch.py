@@ -107,6 +107,7 @@ def test_ones_own_connections_are_not_refused() -> None:
         server.accept()[0].close()
 
 
+@pytest.mark.nightly
 @pytest.mark.system
 def test_launchers_that_start_ranks_again_find_them_together() -> None:
     """torchrun keeps one store for all attempts, and with it the addresses of ranks that have died."""

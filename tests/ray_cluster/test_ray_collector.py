@@ -65,6 +65,7 @@ def test_a_killed_node_costs_retries_only(tmp_path: Path) -> None:
     nothing_is_left_of(tmp_path)
 
 
+@pytest.mark.nightly
 def test_a_cluster_without_room_says_what_was_asked_for(tmp_path: Path) -> None:
     settings = RayCollectorSettings(workers=1, resources={"androids": 2.0}, start_s=1)
     told = r"androids 2, did not start within 1 s.* androids 0 \(free 0\)"

@@ -277,6 +277,7 @@ def test_killed_servers_forget_nothing_and_the_order_goes_on(tmp_path: Path) -> 
     assert len(Run(folder).episodes()) == 24
 
 
+@pytest.mark.nightly
 def test_a_key_whose_server_died_before_it_answered_is_there_and_can_be_acknowledged(tmp_path: Path) -> None:
     folder = tmp_path / "kept"
     with served(folder) as here:

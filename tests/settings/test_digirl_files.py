@@ -146,6 +146,7 @@ def test_our_own_files_are_not_taken_for_digirls(capsys: pytest.CaptureFixture[s
     assert "no configuration of DigiRL's" in capsys.readouterr().err
 
 
+@pytest.mark.nightly
 @pytest.mark.system
 @pytest.mark.timeout(400)  # host and workers each import transformers
 def test_with_machines_and_paths_edited_a_dry_run_trains(
