@@ -53,7 +53,8 @@ def test_the_files_as_edited_become_settings_of_the_same_meaning(tmp_path: Path)
     digirl = settings.algorithm.block("digirl")
     assert (digirl.advantage, digirl.top_share) == ("code", 0.1)  # type: ignore[attr-defined]
     cloning = load(tmp_path, "train_algorithm=filteredbc").algorithm
-    assert cloning.block("filtered_bc").avoid == 0  # type: ignore[attr-defined]
+    block = cloning.block("filtered_bc")
+    assert (block.avoid, block.newest >= settings.trainer.replay_size) == (0, True)  # type: ignore[attr-defined]
     for shared in (settings.algorithm, cloning):
         assert shared.hindsight.most == shared.unsolved == 0 and not shared.erase_loops
     worker = load(tmp_path, name="worker")
