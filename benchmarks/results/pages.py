@@ -26,8 +26,9 @@ from digirl_dist.emulator.miniwob import miniwob_tasks
 
 _ROOT = Path(__file__).resolve().parents[2]
 _ITERATIONS, _EPISODES = 18, 64
-"""1,152 episodes a page."""
 _SOLVED = 0.9
+_MOST = _ITERATIONS * _EPISODES
+"""Episodes of a page."""
 _HOPELESS = 9
 """Iterations without any success after which a run ends: nothing is learned from such."""
 _INGREDIENTS = {
@@ -180,7 +181,7 @@ def _write(out: Path, known: Sequence[Line]) -> None:
     solved = sorted(line["episodes"] for line in lines if line["solved"])
     _draw(solved, len(lines), out / "results" / "pages.png")
     text = _INTRODUCTION.format(
-        most=_ITERATIONS * _EPISODES,
+        most=_MOST,
         hopeless=_HOPELESS * _EPISODES,
         solved=_SOLVED,
         count=len(solved),
@@ -246,12 +247,12 @@ def _ablation_table(known: Sequence[Line]) -> str:
         if own:
             rows.append([name, f"`{override}`", str(len(own)), *(_in_sum(lines) for lines in both)])
     names = ["without", "setting", "pages", "with it: solved, episodes", "without it: solved, episodes"]
-    heading = "## Without each ingredient\n\nSeed 0; of an unsolved page all 1,152 episodes count.\n\n"
+    heading = f"## Without each ingredient\n\nSeed 0; of an unsolved page all {_MOST:,} episodes count.\n\n"
     return heading + _table(names, rows) if rows else ""
 
 
 def _in_sum(lines: Sequence[Line]) -> str:
-    episodes = [line["episodes"] if line["solved"] else _ITERATIONS * _EPISODES for line in lines]
+    episodes = [line["episodes"] if line["solved"] else _MOST for line in lines]
     return f"{sum(line['solved'] for line in lines)}, {sum(episodes):,}"
 
 

@@ -123,7 +123,7 @@ def test_a_flood_of_the_widest_messages_fills_no_memory_while_nobody_reads(messa
     tracemalloc.start()
     try:
         with fleet(encode(message), limits) as (here, made):
-            for _ in range(8):  # a flood slower than what a worker may take of the host goes on
+            for _ in range(20):  # a flood slower than what a worker may take of the host goes on
                 if len(made) >= 3 or not _goes_on(made):
                     break
             assert unread(here) <= MOST_KEPT["unread"] + (1 << 21)
