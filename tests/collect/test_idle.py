@@ -85,9 +85,9 @@ def site(tmp_path: Path) -> Iterator[Site]:
 
 def test_a_worker_that_is_lost_while_the_host_learns_is_named_at_once(site: Site) -> None:
     site.fleet.events.put(LOST)
-    eventually(lambda: bool(site.told("worker_lost")), 10)
+    eventually(lambda: bool(site.told("worker_out_of_service")), 10)  # told after `worker_lost`
     eventually(lambda: "floods the host" in explain(site.folder), 10, "that `why` names it")
-    assert site.told("worker_out_of_service")[0]["worker"] == LIAR
+    assert [site.told(kind)[0]["worker"] for kind in ("worker_lost", "worker_out_of_service")] == [LIAR, LIAR]
 
 
 def test_heartbeats_are_taken_in_while_nobody_collects(site: Site) -> None:
