@@ -96,7 +96,8 @@ def test_the_command_line_chooses_ray_and_may_collect_ahead_there(tmp_path: Path
     words += ["collector=ray", "dry_run=true", "ahead=1", "train_iterations=3", f"save_path={tmp_path / 'run'}"]
     assert main([*words, f"worker_temp_path={tmp_path / 'jobs'}"]) == 0
     assert [line["episodes"] for line in metrics(tmp_path / "run")] == [6, 6, 6]
-    assert {event["worker"] for event in events(tmp_path / "run", "worker_joined")} == {"ray-0", "ray-1"}
+    joined = {event["worker"] for event in events(tmp_path / "run", "worker_joined")}
+    assert joined in ({"ray-0"}, {"ray-1"}, {"ray-0", "ray-1"}), "all may be collected before the second one has begun"
 
 
 def test_where_no_cluster_answers_the_address_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
