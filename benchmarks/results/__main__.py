@@ -26,7 +26,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     failed = 0
     if not options.page:
         wanted = [group for group in planned if group.name in (options.only or [one.name for one in planned])]
-        failed = finish([run for group in wanted for run in runs_of(group, options.seeds, root)])
+        failed = finish([run for group in wanted for run in runs_of(group, options.seeds, root)], options.processes)
     sections = [page.Section(group, found(group, runs_of(group, options.seeds, root))) for group in planned]
     told = folder / "results.md"
     before = page.sections_of(told.read_text()).get(_KEPT, "") if told.exists() else ""
@@ -42,6 +42,7 @@ def _options(argv: Sequence[str] | None) -> argparse.Namespace:
     names = [group.name for group in groups(Path())]
     parser.add_argument("--only", action="append", choices=names, help="make the runs of this group; may be repeated")
     parser.add_argument("--seeds", type=_numbers, default=[0, 1, 2], help="for example 0,1,2")
+    parser.add_argument("--processes", type=int, default=1, help="runs at a time")
     parser.add_argument("--quick", action="store_true", help="four small iterations of each: does everything run?")
     parser.add_argument("--page", action="store_true", help="make no runs, write the page from those that there are")
     parser.add_argument("--runs", type=Path, help="where the runs are kept (runs/results)")

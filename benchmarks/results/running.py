@@ -6,6 +6,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from benchmarks.results.plan import Run, measurements_of
@@ -14,15 +15,21 @@ from benchmarks.results.reading import measured, read
 _ROOT = Path(__file__).resolve().parents[2]
 
 
-def finish(runs: Sequence[Run]) -> int:
-    """Each run that is not finished is begun, or goes on where it stopped, and is measured. How many failed."""
-    return sum(not _finished(run, f"{number}/{len(runs)}") for number, run in enumerate(runs, 1))
+def finish(runs: Sequence[Run], processes: int) -> int:
+    """Each run that is not finished is begun, or goes on where it stopped, and is measured. How many failed.
+
+    So many at a time; those that begin with what others learned or stored come when all others are done.
+    """
+    once = list({run.folder: run for run in runs}.values())
+    with ThreadPoolExecutor(processes) as pool:
+        rounds = [[run for run in once if run.series.follows == follows] for follows in (False, True)]
+        return sum(not done for own in rounds for done in list(pool.map(_finished, own)))
 
 
-def _finished(run: Run, place: str) -> bool:
+def _finished(run: Run) -> bool:
     begun = read(run)
     if begun is None or not begun.finished:
-        print(f"== {place} {time.strftime('%H:%M:%S')} {run.folder}", flush=True)
+        print(f"== {time.strftime('%H:%M:%S')} {run.folder}", flush=True)
         if not _made(run.folder, "host", run.overrides()):
             return False
     missing = [one for one in measurements_of(run) if measured(one) is None]
