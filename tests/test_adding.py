@@ -294,6 +294,7 @@ def test_each_came_as_one_file_and_all_work_together(copy: Path) -> None:
     assert kept["algorithm"]["climb"] == {"rate": 0.5} and kept["collector"]["emulators"] == 3
 
 
+@pytest.mark.nightly
 def test_a_carrier_takes_checkpoints_there_and_episodes_back(copy: Path) -> None:
     chosen = ["dry_run=true", "ssh.transport=direct", "emulator=lamp", "agent=bias", "train_algorithm=climb", "bsize=2"]
     ended = run(copy, *chosen, "rollout_size=8", "train_iterations=2", "save_path=carried")

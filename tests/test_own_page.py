@@ -36,7 +36,7 @@ def test_every_block_of_the_page_is_a_file_or_a_command() -> None:
 
 @pytest.mark.parametrize(
     "command",
-    [*COMMANDS[:3], *(pytest.param(each, marks=pytest.mark.nightly) for each in COMMANDS[3:5]), *COMMANDS[5:]],
+    [pytest.param(each, marks=[pytest.mark.nightly] if "lamps" in each else []) for each in COMMANDS],
 )
 def test_a_command_of_the_page_ends_well(command: str, folder: Path) -> None:
     path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"

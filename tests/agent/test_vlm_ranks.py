@@ -12,7 +12,7 @@ from agent.vlm_ranks import BATCH, EPISODES, STEPS
 from rank_launch import launch, ranks
 from tiny_vlm import save_tiny_vlm
 
-pytestmark = pytest.mark.component
+pytestmark = [pytest.mark.component, pytest.mark.nightly]
 
 PROGRAM = Path(__file__).parent / "vlm_ranks.py"
 ROWS = EPISODES * STEPS

@@ -103,7 +103,9 @@ def saved_and_loaded(state: dict[str, Any]) -> dict[str, Any]:
 
 
 @pytest.mark.component
-@pytest.mark.parametrize("name", ["filtered_bc", "digirl", "digirl as released"])
+@pytest.mark.parametrize(
+    "name", ["filtered_bc", "digirl", pytest.param("digirl as released", marks=pytest.mark.nightly)]
+)
 def test_training_raises_the_probability_of_what_succeeded(name: str) -> None:
     """With episodes of another policy, from which GRPO must not move far away."""
     agent = policy()

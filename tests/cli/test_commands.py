@@ -241,6 +241,7 @@ def without_torch(folder: Path, commands: list[list[str]]) -> tuple[list[int], d
     return json.loads(done.stdout.splitlines()[-1]), dict(part.split("\n", 1) for part in done.stderr.split("## ")[1:])
 
 
+@pytest.mark.nightly
 @pytest.mark.component
 def test_a_light_installation_looks_at_runs_and_prepares_machines(tmp_path: Path) -> None:
     make_run(tmp_path / "runs/small")

@@ -442,6 +442,7 @@ def cpu_index(tmp_path: Path) -> Iterator[str]:
     server.server_close()
 
 
+@pytest.mark.nightly
 def test_a_worker_gets_the_cpu_build_of_torch_or_none(
     cpu_index: str, link: Connection, package: Package, tmp_path: Path
 ) -> None:

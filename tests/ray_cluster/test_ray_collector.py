@@ -90,6 +90,7 @@ def test_a_checkpoint_goes_to_each_node_once(tmp_path: Path) -> None:
     cluster.remove_node(node)
 
 
+@pytest.mark.nightly
 def test_the_command_line_chooses_ray_and_may_collect_ahead_there(tmp_path: Path) -> None:
     shared_cluster()  # else the dry run would start one
     words = ["emulator=gymnasium", "emulator.id=CartPole-v1", "agent=generic", "bsize=1", "rollout_size=6"]

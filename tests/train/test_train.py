@@ -290,6 +290,7 @@ def test_b8_an_evaluation_slower_than_an_exchange_may_be_does_not_kill_the_peers
     assert metrics(four)[1]["iteration_s"] > 5
 
 
+@pytest.mark.nightly
 def test_b11_two_nodes_of_two_ranks_train_together_with_four_seeds(four: Path) -> None:
     assert [rank["seed"] for rank in took_part(four)] == [5, 6, 7, 8]
     assert len({rank["pid"] for rank in took_part(four)}) == 4

@@ -369,7 +369,7 @@ def test_a_tap_that_types_is_drawn_where_it_touched(chromium_is_installed: None,
         browser.close()
 
 
-@pytest.mark.parametrize("scheme", ["light", "dark"])
+@pytest.mark.parametrize("scheme", ["light", pytest.param("dark", marks=pytest.mark.nightly)])
 def test_axe_finds_nothing_that_shuts_anybody_out(browser: Browser, scheme: str) -> None:
     axe = files("axe_core_python").joinpath("axe.min.js").read_text()
     browser.page.run(f"if (!window.axe) {{ {axe} }}")

@@ -101,6 +101,7 @@ def test_what_did_the_policy_see(browser: Browser) -> None:
     browser.wait("document.querySelectorAll('.of-steps .chart').length >= 2")
 
 
+@pytest.mark.nightly
 def test_why_was_this_step_not_learned(browser: Browser) -> None:
     browser.go("#/episodes?run=done&outcome=failure")
     browser.click(".item a")
@@ -118,6 +119,7 @@ def test_what_changed_between_two_runs(browser: Browser) -> None:
     )
 
 
+@pytest.mark.nightly
 def test_is_it_still_learning(browser: Browser) -> None:
     browser.click("tbody th a", "live")
     browser.wait("[...document.querySelectorAll('.chart b')].some((each) => each.innerText === 'actor loss')")
