@@ -29,6 +29,7 @@ def threads_of_workers() -> list[str]:
     return [thread.name for thread in threading.enumerate() if thread.name.startswith(prefixes)]
 
 
+@pytest.mark.nightly
 @pytest.mark.long(30)
 def test_a_fleet_over_ssh_collects_the_same_episodes_again_with_the_same_seed(tmp_path: Path) -> None:
     policy = Run(make_run(tmp_path / "run", iterations=1)).policy()

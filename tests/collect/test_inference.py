@@ -45,6 +45,7 @@ def test_workers_that_act_without_weights_need_neither_torch_nor_arrow(tmp_path:
         assert not any(loads(program, name) for name in ("libtorch", "libarrow", "/pandas/"))
 
 
+@pytest.mark.nightly
 def test_a_killed_policy_and_a_killed_worker_cost_retries_only(tmp_path: Path) -> None:
     with site(tmp_path, Kind.fleet_host, agent=Coin, step_s=0.05) as here:
         first = in_the_middle(here, lambda: policies()[0].kill())

@@ -73,7 +73,7 @@ def test_a_function_of_the_users_judges_every_episode(say: Say, tmp_path: Path, 
     assert len(events(tmp_path, "judged")) == 6
 
 
-@pytest.mark.parametrize("place", ["parallel=single", "dry_run=true"])
+@pytest.mark.parametrize("place", ["parallel=single", pytest.param("dry_run=true", marks=pytest.mark.nightly)])
 def test_a_function_knows_the_params_of_the_task_wherever_the_episode_ran(say: Say, tmp_path: Path, place: str) -> None:
     tasks = tmp_path / "tasks.yaml"
     tasks.write_text("[{id: zero, params: {wanted: 0}}, {id: one, params: {wanted: 1}}]")

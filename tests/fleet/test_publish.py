@@ -95,6 +95,7 @@ def loaded(fleet: Fleet, worker: str, version: int) -> tuple[PolicyLoaded, list[
     return event, before
 
 
+@pytest.mark.nightly
 def test_a_stalled_worker_delays_no_other_and_catches_up(serve: Callable[[str], Address], tmp_path: Path) -> None:
     quick = serve("quick")
     with relayed(serve("stuck"), tmp_path) as (relay, stuck), fleet(tmp_path, [quick, stuck]) as here:

@@ -60,6 +60,7 @@ def test_a_run_without_an_episode_and_one_whose_newest_file_is_torn_have_a_repor
     assert report(folder)["episode"] == {} and not list(folder.glob("*.part"))
 
 
+@pytest.mark.nightly
 @pytest.mark.component
 def test_thousands_of_iterations_and_twelve_large_episodes_cost_what_is_shown(tmp_path: Path) -> None:
     folder = make_run(tmp_path / "run", iterations=1)

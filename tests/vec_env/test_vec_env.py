@@ -372,6 +372,7 @@ def test_a16_a_wrong_address_is_named() -> None:
             assert f"the Ray cluster at {address} {reason}" in done.stdout, done.stderr
 
 
+@pytest.mark.nightly
 def test_the_document_s_loop_runs_as_written(cluster: Any) -> None:
     done = subprocess.run(
         [sys.executable, "examples/vec_env.py"],
