@@ -292,6 +292,20 @@ def test_a_point_in_the_middle_of_a_label_stands_for_the_label() -> None:
     assert grid.action(Choice(0, grid.cells), [], labels) == {"type": "tap", "x": 0.2, "y": 0.225}
 
 
+def test_a_drag_to_a_label_ends_a_quarter_of_it_beyond_its_middle() -> None:
+    grid, labels = TouchGrid(4, 3), [Label("A", "", 0.2, 0.1, 0.6, 0.2), Label("B", "", 0.2, 0.3, 0.6, 0.5)]
+    kind = next(index for index, kind in enumerate(grid.kinds) if kind.drags)
+
+    def end(start: int, label: int) -> list[float]:
+        action = grid.action(Choice(kind, start, grid.cells + label), [], labels)
+        assert grid.choice(action, [], labels) == Choice(kind, start, grid.cells + label)
+        return [action["to_x"], action["to_y"]]
+
+    assert end(grid.cells, 1) == pytest.approx([0.4, 0.45]) and end(grid.cells + 1, 0) == pytest.approx([0.4, 0.125])
+    assert end(grid.cells, 0) == pytest.approx([0.4, 0.15]), "to itself: nowhere"
+    assert end(0, 1) == pytest.approx([0.5, 0.45]), "from the corner both ways"
+
+
 def test_a_tap_at_the_edge_belongs_to_the_last_cell() -> None:
     grid = TouchGrid(13, 10)
     assert grid.choice({"type": "tap", "x": 1, "y": 1}, []) == Choice(0, grid.cells - 1)

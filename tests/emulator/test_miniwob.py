@@ -18,8 +18,10 @@ from listening import NOBODY, listeners, tree
 from PIL import Image
 from process_watch import command_line, eventually
 
+from digirl_dist.agent.device.touch import Choice, TouchGrid
 from digirl_dist.emulator import chromium
 from digirl_dist.emulator.miniwob import HEIGHT, WIDTH, MiniwobEmulator, miniwob_tasks
+from digirl_dist.emulator.touch_actions import DeviceAction
 from digirl_dist.errors import EmulatorError, SettingsError
 from digirl_dist.settings import MiniwobSettings
 from digirl_dist.tasks import Task
@@ -189,6 +191,19 @@ def test_a_drag_moves_what_lies_at_its_start(emulator: MiniwobEmulator) -> None:
     start, end = centre(emulator, "#draggableSmall"), centre(emulator, "#draggableLarge")
     emulator.step({"type": "drag", "x": start[0], "y": start[1], "to_x": end[0], "to_y": end[1]})
     assert tap(emulator, "#subbtn").success
+
+
+@pytest.mark.parametrize(("place", "to"), [(0, 4), (4, 0), (1, 2), (3, 1)])
+def test_what_the_agent_drags_to_a_label_of_a_sorted_list_takes_its_place(
+    emulator: MiniwobEmulator, place: int, to: int
+) -> None:
+    emulator.reset(Task("drag-items"), seed=3)
+    labels = [label for label in emulator.labels() if label.name]
+    grid = TouchGrid(13, 10)
+    drag = Choice(grid.kind(DeviceAction("drag")) or 0, grid.cells + place, grid.cells + to)
+    emulator.step(grid.action(drag, [], labels))
+    order = ask(emulator, "return [...document.querySelectorAll('#sortable li div')].map((each) => each.innerText)")
+    assert order.index(labels[place].name) == to
 
 
 def test_a_selection_marks_the_paragraph_at_a_point(emulator: MiniwobEmulator) -> None:

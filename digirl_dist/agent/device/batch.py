@@ -45,7 +45,10 @@ def labels_of(rows: Sequence[Read], grid: TouchGrid, shifts: Sequence[Shift] | N
         cells[row, :own] = [grid.cell(_moved(point, shifts, row)) for point in middles]
         flags[row, :own] = np.reshape([place.flags for place in each.places], (own, LABEL_FLAGS))
         firsts: dict[Point, int] = {}
-        again = [firsts.setdefault(_rounded(point), index) < index for index, point in enumerate(middles)]
+        again = [
+            firsts.setdefault((round(x, _DIGITS), round(y, _DIGITS)), index) < index
+            for index, (x, y) in enumerate(middles)
+        ]
         closed[row, grid.cells :] = [*again, *[True] * (length - own)]
     return Labels(bags_of(words), *map(torch.from_numpy, (cells, flags, closed)))
 
@@ -83,7 +86,3 @@ def texts_of(rows: Sequence[Read]) -> Typeable:
 
 def _moved(point: Point, shifts: Sequence[Shift] | None, row: int) -> Point:
     return (point[0] + shifts[row][1], point[1] + shifts[row][0]) if shifts else point
-
-
-def _rounded(point: Point) -> Point:
-    return round(point[0], _DIGITS), round(point[1], _DIGITS)

@@ -119,7 +119,8 @@ class Choice:
 
 @dataclass(frozen=True)
 class TouchGrid:
-    """The screen divided into ``rows`` x ``columns`` cells; an action takes the middle of a cell or of a label."""
+    """The screen divided into ``rows`` x ``columns`` cells. Actions take the middle of a cell or of a label; drags to a
+    label end a little further on."""
 
     rows: int
     columns: int
@@ -148,11 +149,10 @@ class TouchGrid:
     def action(self, choice: Choice, texts: Sequence[str], labels: Sequence[Label] = ()) -> Json:
         """The JSON action; ``texts`` are those that can be typed."""
         kind, points = self.kinds[choice.kind], self.points(labels)
-        found = kind.action
-        if kind.placed:
-            found = kind.at(points[choice.place])
+        found = kind.at(points[choice.place]) if kind.placed else kind.action
         if kind.drags:
-            found = replace(found, to_x=points[choice.second][0], to_y=points[choice.second][1])
+            ends = [*points[: self.cells], *(beyond(label, (found.x, found.y)) for label in labels)]
+            found = replace(found, to_x=ends[choice.second][0], to_y=ends[choice.second][1])
         return (replace(found, text=texts[choice.second]) if kind.types else found).to_json()
 
     def kind(self, action: DeviceAction) -> int | None:
@@ -160,7 +160,7 @@ class TouchGrid:
         return next((index for index, kind in enumerate(self.kinds) if kind.is_of(action)), None)
 
     def choice(self, action: Json, texts: Sequence[str], labels: Sequence[Label] = ()) -> Choice:
-        """The inverse of ``action``. A point that is no label's middle counts for the cell that it is in, or for what
+        """The inverse of ``action``. A point that it takes of no label counts for the cell that it is in, or for what
         stands for that.
 
         Raises ActionError for an action that no choice stands for: another text, or a swipe from elsewhere.
@@ -170,18 +170,20 @@ class TouchGrid:
         if index is None or (self.kinds[index].types and wanted.text not in texts):
             raise ActionError(f"{action!r} is not one of the actions that this policy chooses from")
         kind = self.kinds[index]
-        place = self._place((wanted.x, wanted.y), labels) if kind.placed else 0
+        place = self._place((wanted.x, wanted.y), labels, [*map(middle, labels)]) if kind.placed else 0
         if kind.types:
             return Choice(index, place, texts.index(wanted.text))
-        return Choice(index, place, self._place((wanted.to_x, wanted.to_y), labels) if kind.drags else 0)
+        ends = [beyond(label, (wanted.x, wanted.y)) for label in labels]
+        return Choice(index, place, self._place((wanted.to_x, wanted.to_y), labels, ends) if kind.drags else 0)
 
-    def _place(self, point: Point, labels: Sequence[Label]) -> int:
-        for index, label in enumerate(labels):
-            if all(abs(one - other) < _SAME for one, other in zip(middle(label), point, strict=True)):
+    def _place(self, point: Point, labels: Sequence[Label], points: Sequence[Point]) -> int:
+        """``points``: where an action takes each of the labels."""
+        for index, own in enumerate(points):
+            if all(abs(one - other) < _SAME for one, other in zip(own, point, strict=True)):
                 return self.cells + index
         cell = self.cell(point)
         owner = self.owners(labels).get(cell)
-        return cell if owner is None else self._place(middle(labels[owner]), labels)
+        return cell if owner is None else self._place(points[owner], labels, points)
 
     def owners(self, labels: Sequence[Label]) -> dict[int, int]:
         """Returns the cells that cannot be chosen, with the label that stands for each.
@@ -210,3 +212,10 @@ _SAME = 1e-9
 def middle(label: Label) -> Point:
     """Where a label is touched."""
     return (label.left + label.right) / 2, (label.top + label.bottom) / 2
+
+
+def beyond(label: Label, start: Point) -> Point:
+    """Where a drag from a point ends on a label: a quarter of it beyond its middle, where lists that are sorted by hand
+    make room. Dropped at the very middle, a thing returns to where it was."""
+    (x, y), (across, down) = middle(label), ((label.right - label.left) / 4, (label.bottom - label.top) / 4)
+    return x + min(max(x - start[0], -across), across), y + min(max(y - start[1], -down), down)
