@@ -23,7 +23,7 @@ def finish(runs: Sequence[Run], processes: int) -> int:
     once = list({run.folder: run for run in runs}.values())
     with ThreadPoolExecutor(processes) as pool:
         rounds = [[run for run in once if run.series.follows == follows] for follows in (False, True)]
-        return sum(not done for own in rounds for done in list(pool.map(_finished, own)))
+        return sum(not done for own in rounds for done in pool.map(_finished, own))
 
 
 def _finished(run: Run) -> bool:

@@ -151,8 +151,12 @@ class TouchGrid:
         kind, points = self.kinds[choice.kind], self.points(labels)
         found = kind.at(points[choice.place]) if kind.placed else kind.action
         if kind.drags:
-            ends = [*points[: self.cells], *(beyond(label, (found.x, found.y)) for label in labels)]
-            found = replace(found, to_x=ends[choice.second][0], to_y=ends[choice.second][1])
+            end = (
+                points[choice.second]
+                if choice.second < self.cells
+                else beyond(labels[choice.second - self.cells], (found.x, found.y))
+            )
+            found = replace(found, to_x=end[0], to_y=end[1])
         return (replace(found, text=texts[choice.second]) if kind.types else found).to_json()
 
     def kind(self, action: DeviceAction) -> int | None:
@@ -173,7 +177,7 @@ class TouchGrid:
         place = self._place((wanted.x, wanted.y), labels, [*map(middle, labels)]) if kind.placed else 0
         if kind.types:
             return Choice(index, place, texts.index(wanted.text))
-        ends = [beyond(label, (wanted.x, wanted.y)) for label in labels]
+        ends = [beyond(label, (wanted.x, wanted.y)) for label in labels if kind.drags]
         return Choice(index, place, self._place((wanted.to_x, wanted.to_y), labels, ends) if kind.drags else 0)
 
     def _place(self, point: Point, labels: Sequence[Label], points: Sequence[Point]) -> int:
