@@ -16,7 +16,8 @@ STRIDE = 8
 """Pixels of the scaled screenshot per cell of the touch grid, in both directions."""
 
 _HEADS = 4
-"""Places that the policy attends to when it decides between tapping, typing, swiping and so on."""
+"""Places that the policy attends to when it decides between tapping, typing and so on, and where to tap: what is right
+to touch may depend on what is seen elsewhere."""
 _WAYS, _NEAR = 5, 0.05
 """What is looked at of a way, and how near of its start, in shares of the screen, a drag hardly ends."""
 _FLAT = 0.02
@@ -73,9 +74,10 @@ class Encoder(nn.Module):
         self._trace = nn.Conv2d(TRACE_PLANES, width, 3, padding=1)
         self._norm = nn.LayerNorm(width)
         self._touch_query = nn.Linear(width, placed * width)
+        self._touch_context = nn.Linear(_HEADS * width, placed * width, bias=False)
+        nn.init.zeros_(self._touch_context.weight)
         self._touch_key = nn.Linear(width, width)
         self._look_query = nn.Linear(width, _HEADS * width)
-        self._placed = placed
         if reads:
             self._label = nn.Sequential(nn.Linear(2 * width + LABEL_FLAGS, width), nn.LayerNorm(width), nn.ReLU())
         self.feature_size = width + _HEADS * width + width + 2
@@ -89,12 +91,11 @@ class Encoder(nn.Module):
         cells = torch.relu(self._norm(seen.flatten(2).transpose(1, 2)))
         tokens = cells if labels is None else torch.cat([cells, self._labels(cells, labels)], dim=1)
         scale = cells.shape[2] ** -0.5
-        queries = self._touch_query(text).unflatten(1, (self._placed, -1))
-        logits = queries @ self._touch_key(tokens).transpose(1, 2) * scale
-        looks = self._look_query(text).unflatten(1, (_HEADS, -1)) @ tokens.transpose(1, 2) * scale
-        if labels is not None:
-            logits, looks = (each.masked_fill(labels.closed[:, None], float("-inf")) for each in (logits, looks))
+        closed = 0.0 if labels is None else labels.closed.float().masked_fill(labels.closed, float("-inf"))[:, None]
+        looks = self._look_query(text).unflatten(1, (_HEADS, -1)) @ tokens.transpose(1, 2) * scale + closed
         looked_at = (looks.softmax(dim=2) @ tokens).flatten(1)
+        queries = (self._touch_query(text) + self._touch_context(looked_at)).unflatten(1, (-1, text.shape[1]))
+        logits = queries @ self._touch_key(tokens).transpose(1, 2) * scale + closed
         best = torch.stack([logits[:, 0].amax(dim=1), logits[:, 0].logsumexp(dim=1)], dim=1)
         features = torch.cat([text, looked_at, cells.mean(dim=1), best.detach()], dim=1)
         return Seen(logits, features, tokens, text)

@@ -52,7 +52,8 @@ class DevicePolicy(nn.Module):
 
     The probability of an action is that of its kind, where it has a place times that of the place, and where it types
     or drags times that of the text, or of the other place, given the first. Places are chosen by how well their look
-    matches the instruction (attention over a touch grid), so a button is found wherever it is. The latest actions,
+    matches the instruction (attention over a touch grid), so a button is found wherever it is, and by what is seen at
+    a few other places that the instruction asks for: which button is right may stand there. The latest actions,
     which the observation's text tells, are a second picture of traces; what was done on the very same screen is at
     first less probable, by a weight that is learned like all others. Where the emulator names what is on the screen,
     its labels are places as well, and their names are read and can be typed. Kinds have one last layer for instructions
