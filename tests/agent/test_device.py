@@ -162,6 +162,25 @@ def test_an_untrained_policy_touches_where_something_is_drawn() -> None:
     assert drawn[6:8, 3:7].sum() > 2 * blind[6:8, 3:7].sum()
 
 
+def test_where_to_touch_may_depend_on_what_is_seen_elsewhere() -> None:
+    """A sign at the top says which of two buttons is right; they look the same under either."""
+    picture = np.full((210, 160, 3), 255, np.uint8)
+    picture[180:200, 20:40] = picture[180:200, 120:140] = 0
+    seen = []
+    for colour in (0, 2):
+        picture[10:40, 60:100] = np.eye(3)[colour] * 255
+        seen.append(Observation("Push the right one", png(picture)))
+    agent = policy(actions=["tap"])
+    taps = [{"type": "tap", "x": x, "y": 190 / 210} for x in (30 / 160, 130 / 160)]
+    optimizer = torch.optim.Adam(agent.parameters(), 1e-3)
+    for _ in range(60):
+        optimizer.zero_grad()
+        (-agent.log_prob(seen, taps).sum()).backward()
+        optimizer.step()
+    right, wrong = agent.log_prob(seen, taps), agent.log_prob(seen, taps[::-1])
+    assert (right > wrong + 2).all()
+
+
 def test_tasks_without_a_text_do_not_teach_whether_to_type() -> None:
     """And neither kind of task moves the last layer of the other."""
     agent, [seen] = policy(), screenshots(1)
