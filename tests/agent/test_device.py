@@ -14,7 +14,7 @@ import pytest
 import torch
 from PIL import Image
 
-from digirl_dist.agent.device.batch import bags
+from digirl_dist.agent.device.batch import bags_of
 from digirl_dist.agent.device.planes import traces
 from digirl_dist.agent.device.policy import DevicePolicy
 from digirl_dist.agent.device.reading import hashed_words, read
@@ -342,7 +342,7 @@ def test_words_hash_alike_in_every_process() -> None:
 
 
 def test_bags_tell_where_each_text_begins() -> None:
-    flat, starts = bags(["one two", "", "three"])
+    flat, starts = bags_of([hashed_words(text) for text in ("one two", "", "three")])
     assert starts.tolist() == [0, 2, 2]
     assert flat.tolist() == hashed_words("one two three")
 

@@ -130,6 +130,11 @@ def test_what_can_be_typed_are_quotes_words_and_names_each_once() -> None:
     assert read(told('Enter "Ann B" at 3:45 PM.', labels=labels)).texts == ["Ann B"], "by pixels alone only quotes"
 
 
+def test_the_order_of_numbers_in_an_instruction_is_told() -> None:
+    one, other = (read(text).words for text in ("Click on (1,-2) twice.", "Click on (-2,1) twice."))
+    assert sorted(one[:5]) == sorted(other[:5]) and not set(one[5:]) & set(other[5:])
+
+
 def test_labels_move_with_the_picture() -> None:
     grid, rows = TouchGrid(4, 4), [read(told("Ok", labels=[UPPER]), labels=True)] * 2
     assert labels_of(rows, grid, [(0.0, 0.0), (0.5, 0.25)]).cells[:, 0].tolist() == [1, 10]

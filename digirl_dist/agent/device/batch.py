@@ -12,20 +12,15 @@ from torch import nn
 
 from digirl_dist.agent.device.encoder import Bags, Labels
 from digirl_dist.agent.device.planes import Shift
-from digirl_dist.agent.device.reading import LABEL_FLAGS, TEXT_FLAGS, Read, hashed_words
+from digirl_dist.agent.device.reading import LABEL_FLAGS, TEXT_FLAGS, Read
 from digirl_dist.agent.device.touch import Point, TouchGrid, middle
 
 _DIGITS = 6
 """Places that are equal to so many digits are one."""
 
 
-def bags(texts: Sequence[str]) -> Bags:
-    """The words of each text."""
-    return bags_of([hashed_words(text) for text in texts])
-
-
 def bags_of(hashed: Sequence[Sequence[int]]) -> Bags:
-    """As many bags of words that are hashed already."""
+    """As many bags of words, hashed."""
     starts = np.cumsum([0, *map(len, hashed[:-1])])
     flat = list(chain.from_iterable(hashed))
     return torch.tensor(flat, dtype=torch.long), torch.from_numpy(starts.astype(np.int64))

@@ -58,7 +58,7 @@ class Read(NamedTuple):
 
     instruction: str
     words: list[int]
-    """Those of the instruction, hashed."""
+    """Those of the instruction and which number is its first, second and so on, hashed."""
     memories: list[Memory]
     labels: list[Label]
     places: list[Described]
@@ -91,7 +91,9 @@ def read(text: str, labels: bool = False) -> Read:
     for candidate, own, values in _texts(instruction, parts, shown, words, labels):
         if candidate and candidate not in texts:
             texts[candidate] = Described(_hashed(own), [*values, float(candidate in typed)])
-    return Read(instruction, hashed_words(instruction), memories, shown, places, list(texts), list(texts.values()))
+    ordered = [f"number {place} is {number}" for place, number in enumerate(_numbers(instruction), 1)]
+    asked = [*hashed_words(instruction), *_hashed(ordered)]
+    return Read(instruction, asked, memories, shown, places, list(texts), list(texts.values()))
 
 
 def words_of(text: str) -> list[str]:
