@@ -91,7 +91,11 @@ class EndpointAgent(ActsAlone):
         seed: dict[str, Json] = {"seed": int(rng.integers(2**31))} if self._seeded else {}
         answer = self._answer(chat, away, seed)
         try:
-            action = self._read(answer.text) if self._read else self._device_action(answer.text, seen)
+            action = (
+                self._read(answer.text)
+                if self._read
+                else action_of(answer.text, self._coordinates, shown(seen.text, self._size(seen)))
+            )
         except Exception as error:  # not blamed on a line of code: the model may have written anything
             raise AgentError(
                 f"Endpoint.read cannot read {answer.text[:_SHOWN]!r}: {type(error).__name__}: {in_short(error, _SHOWN)}"
@@ -131,9 +135,6 @@ class EndpointAgent(ActsAlone):
         earlier = [image_part(image) for image in latest(seen.earlier, self._earlier)]
         of_screen = self._coordinates, self._size(seen), earlier
         return conversation(seen.text, image_part(seen.image), self._system, *of_screen)
-
-    def _device_action(self, said: str, seen: Observation) -> Json:
-        return action_of(said, self._coordinates, shown(seen.text, self._size(seen)))
 
     def _size(self, seen: Observation) -> tuple[int, int] | None:
         return size(seen.image) if seen.image and self._coordinates is Coordinates.pixels else None

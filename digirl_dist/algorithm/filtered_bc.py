@@ -40,6 +40,8 @@ from digirl_dist.trajectory import Trajectory
 
 _ENOUGH, _LITTLE = 0.9, 1 / 3
 """Share of the new episodes that succeed beyond which this share of an update is enough."""
+_FEW = 24
+"""Kept episodes of a full update. Fewer make a smaller one: many passes over two successes leave little else to try."""
 
 _LIGHTLY = 0.1
 """Weight of a step in a loop, relative to one that ended an episode without success."""
@@ -77,12 +79,15 @@ class FilteredBC:
         in_loops = loops(fresh, len(rows), _LIGHTLY * weight, self._experience.erase_loops)
         avoided = [*fatal(replay, len(rows), weight), *in_loops]
         held = unsolved_steps(replay, self._experience.unsolved, rows) if new["episodes"] else []
-        share = _LITTLE if new["solved"] > _ENOUGH * new["episodes"] else 1.0
+        good = totals({"kept_trajectories": len(kept)}, self._peers)
+        full = _LITTLE if new["solved"] > _ENOUGH * new["episodes"] else 1.0
+        share = min(full, good["kept_trajectories"] / _FEW)
         fit = self._imitation.fit([*rows, *avoided, *held], share)
         table += [*avoided, *held]
         outcomes = (KEPT, AVOIDED, UNSOLVED, NOT_CHOSEN, NOT_GOOD, IN_LOOPS, UNDRAWN)
-        sums = totals({"kept_trajectories": len(kept), **counts(table, *outcomes)}, self._peers)
-        return Learned({"actor_loss": fit.loss, "skipped_steps": float(fit.skipped), **sums, **relabelled}, table)
+        sums = totals(counts(table, *outcomes), self._peers)
+        figures = {"actor_loss": fit.loss, "skipped_steps": float(fit.skipped), **good, **sums, **relabelled}
+        return Learned(figures, table)
 
     def _judged(self, episodes: Sequence[Trajectory], kept: Sequence[int]) -> list[Row]:
         """Returns a row for each step, with a weight where it is imitated: frequent tasks weigh less."""

@@ -65,7 +65,9 @@ class Recalled(NamedTuple):
 
 def told(text: str, memories: Sequence[Memory] = (), labels: Sequence[Label] = ()) -> str:
     """Returns the text of an observation with labels and memories, the latter oldest first."""
-    named = [[each.name, each.role, *_fine(each)] for each in labels]
+    named = [
+        [each.name, each.role, *(round(min(max(place, 0.0), 1.0) * _FINE) for place in _box(each))] for each in labels
+    ]
     said = [_memory_json(memory) for memory in memories]
     parts = (_LABELS, named), (_MEMORIES, said)
     return text + "".join(mark + json.dumps(part, ensure_ascii=False) for mark, part in parts if part)
@@ -121,10 +123,6 @@ def touched(action: DeviceAction, labels: Sequence[Label]) -> Label | None:
         return None
     here = [one for one in labels if one.left <= action.x <= one.right and one.top <= action.y <= one.bottom]
     return min(here, key=lambda one: (one.right - one.left) * (one.bottom - one.top), default=None)
-
-
-def _fine(label: Label) -> list[int]:
-    return [round(min(max(place, 0.0), 1.0) * _FINE) for place in _box(label)]
 
 
 class _Wrapped:

@@ -164,12 +164,10 @@ def for_login_shell(command: str | Sequence[str]) -> str:
     line = quote(command)
     if _PLAIN.fullmatch(line):
         return line
-    coded = "".join(each if _PLAIN.fullmatch(each) else _octal(each) for each in line)
+    coded = "".join(
+        each if _PLAIN.fullmatch(each) else "".join(f"\\0{byte:03o}" for byte in each.encode()) for each in line
+    )
     return f"""exec sh -c 'eval "{"" if isinstance(command, str) else "exec "}$(printf %b "{coded}")"'"""
-
-
-def _octal(character: str) -> str:
-    return "".join(f"\\0{byte:03o}" for byte in character.encode())
 
 
 def _feed(channel: Channel, chunks: Iterable[bytes], errors: list[Exception]) -> None:

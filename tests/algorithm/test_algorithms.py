@@ -21,7 +21,7 @@ from digirl_dist.algorithm.grpo_replay import GrpoReplay
 from digirl_dist.algorithm.hindsight import Experience, Hindsight
 from digirl_dist.algorithm.losses import imitation_loss
 from digirl_dist.algorithm.optimizer import batches, fault_of
-from digirl_dist.algorithm.options import GrpoActorSettings
+from digirl_dist.algorithm.options import ActorSettings, GrpoActorSettings
 from digirl_dist.algorithm.selection import (
     best,
     fatal,
@@ -255,6 +255,18 @@ def test_where_new_episodes_succeed_an_update_of_filtered_bc_is_a_third_as_long(
     assert steps(won) == math.ceil(whole / 3) and steps([*won[:9], lost[0]]) == steps([]) == whole
 
 
+def test_few_episodes_to_imitate_make_a_small_update() -> None:
+    """One success is no reason to give up all else that the policy would try."""
+    won = _tried("t", 0, 1.0)
+
+    def steps(count: int) -> int:
+        algorithm = FilteredBC(policy(), FilteredBcSettings(actor=ActorSettings(epochs=8, batch_size=1)), seed=3)
+        algorithm.update([], [won] * count)
+        return int(algorithm.state_dict()["imitation"]["optimizer"]["state"][0]["step"])
+
+    assert [steps(count) for count in (3, 12, 24, 30)] == [3, 48, 8 * 24, 8 * 30]
+
+
 @pytest.mark.parametrize("avoid", [0.0, 1.0])
 def test_filtered_bc_makes_what_ended_a_failure_less_likely(avoid: bool) -> None:
     agent = policy()
@@ -306,7 +318,7 @@ def test_in_a_task_that_was_done_in_part_what_follows_the_last_reward_is_unsolve
 def test_what_was_chosen_in_an_unsolved_task_stays_likelier_there(name: str, share: float) -> None:
     """Imitating the solved task, in which action 1 is right, makes action 2 unlikely in the other one as well."""
     solved = [_tried("solved", 0, 1.0, action=1), _tried("solved", 0, 0.0, action=2)]
-    replay = [*solved * 4, *(_tried("unsolved", 0, 0.0, action=2) for _ in range(4))]
+    replay = [*solved * 24, *(_tried("unsolved", 0, 0.0, action=2) for _ in range(24))]
     agent, own = policy(), GrpoActorSettings(epochs=20, learning_rate=5e-3)
     shared = Experience(unsolved=share)
     settings = {
@@ -316,12 +328,12 @@ def test_what_was_chosen_in_an_unsolved_task_stays_likelier_there(name: str, sha
     }
     algorithm = settings[name]()
     figures, table = algorithm.update(replay, replay)
-    assert figures["unsolved_steps"] == (4 if share else 0)
+    assert figures["unsolved_steps"] == (24 if share else 0)
     seen = replay[0].steps[0].observation
     other, held = agent.log_prob([seen] * 2, [0, 2]).exp().tolist()
     assert (held > other + 0.05) == bool(share)
     kept = [any(row.learned for row in table if row.episode is each) for each in replay]
-    assert kept == [True, False] * 4 + [bool(share)] * 4
+    assert kept == [True, False] * 24 + [bool(share)] * 24
 
 
 def test_the_open_end_of_an_episode_that_is_imitated_is_in_the_table() -> None:

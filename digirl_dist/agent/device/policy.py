@@ -33,6 +33,8 @@ _LOOKED_FOR = {
     "end": [3.5, 0.0, 0.5, 0.0, 0.0, 0.0, 0.0, 0.0],
 }
 """How strongly an untrained policy prefers labels, by their flags (``LABEL_FLAGS``) and kind of place, in nats."""
+_TO_NOTHING = 0.3
+"""How much less than other touches a drag of an untrained policy ends where something is drawn: it may end anywhere."""
 _UNQUOTED = 0.3
 """How much less often an untrained policy types where the instruction quotes nothing."""
 
@@ -96,7 +98,9 @@ class DevicePolicy(nn.Module):
             self._ends = Ends(width)
         self._critic_inputs = CriticInputs(width, self._grid.cells)
         self.critic_size = self._critic_inputs.size + 2 * len(kinds)
-        self._saliency = nn.Parameter(torch.full((len(places), 1), saliency))
+        self._saliency = nn.Parameter(
+            torch.tensor([[saliency * (_TO_NOTHING if name == "end" else 1.0)] for name in places])
+        )
         self._reluctance = nn.Parameter(torch.full((len(places), 1), reluctance))
         free = torch.tensor([0.0 if kind.placed else reluctance for kind in kinds])
         self._kind_reluctance = nn.Parameter(free)
