@@ -14,7 +14,8 @@ REASONS = {
         "scroll-text",
         "text-transform",
     ),
-    "numbers must be compared": ("buy-ticket", "drag-sort-numbers", "find-greatest", "stock-market", "read-table-2"),
+    "numbers must be compared": ("drag-sort-numbers", "stock-market", "read-table-2"),
+    "numbers that are seen one at a time must be remembered": ("find-greatest",),
     "aim finer than a cell at something without a box": (
         "bisect-angle",
         "circle-center",
@@ -30,7 +31,7 @@ REASONS = {
     "an exact colour must be set": ("use-colorwheel", "use-colorwheel-2"),
     "several things must be marked with a key held": ("click-scroll-list",),
     "scrolling that takes more steps than the page gives": ("sign-agreement",),
-    "an entry that its list shows only after scrolling": ("form-sequence-3",),
+    "an entry that is seen only after scrolling": ("buy-ticket", "form-sequence-3"),
     "a button that has another name than in the instruction": ("login-user-popup",),
     "an icon in the instruction must be recognised": ("click-menu-2",),
     "as many taps as a number says": ("use-spinner",),

@@ -30,7 +30,7 @@ _LOOKED_FOR = {
     "drag": [3.0, 2.0, 0.0, 1.0, -1.0, 0.0, -1.0, 0.0],
     "select": [2.5, 2.0, 0.0, 1.0, 0.0, 0.0, -1.0, 0.0],
     "swipe": [1.0, 0.0, 0.0, 0.0, 1.0, 0.0, 0.0, 0.0],
-    "end": [2.0, 0.0, 0.5, 0.0, 0.0, 0.0, 0.0, 0.0],
+    "end": [3.5, 0.0, 0.5, 0.0, 0.0, -2.5, 0.0, 0.0],
 }
 """How strongly an untrained policy prefers labels, by their flags (``LABEL_FLAGS``) and kind of place, in nats."""
 _TO_NOTHING = 0.3
