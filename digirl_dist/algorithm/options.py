@@ -154,4 +154,4 @@ class FilteredBcOptions:
     """Weight, relative to an imitated action, of one that ended an episode without success. Such actions are made less
     likely, and a tenth as much those that led a failure back to where it had been. 0: failures teach nothing."""
     actor: ActorSettings = field(default_factory=lambda: ActorSettings(epochs=20, max_examples=3000))
-    """How the policy is fitted. Few steps are good at first, so there are many passes over them."""
+    """How the policy is fitted: by many passes over what is good, and fewer while that is few episodes."""

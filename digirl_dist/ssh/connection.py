@@ -164,9 +164,7 @@ def for_login_shell(command: str | Sequence[str]) -> str:
     line = quote(command)
     if _PLAIN.fullmatch(line):
         return line
-    coded = "".join(
-        each if _PLAIN.fullmatch(each) else "".join(f"\\0{byte:03o}" for byte in each.encode()) for each in line
-    )
+    coded = "".join(chr(byte) if _PLAIN.fullmatch(chr(byte)) else f"\\0{byte:03o}" for byte in line.encode())
     return f"""exec sh -c 'eval "{"" if isinstance(command, str) else "exec "}$(printf %b "{coded}")"'"""
 
 

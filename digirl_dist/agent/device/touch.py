@@ -174,11 +174,13 @@ class TouchGrid:
         if index is None or (self.kinds[index].types and wanted.text not in texts):
             raise ActionError(f"{action!r} is not one of the actions that this policy chooses from")
         kind = self.kinds[index]
-        place = self._place((wanted.x, wanted.y), labels, [*map(middle, labels)]) if kind.placed else 0
+        start, end = (wanted.x, wanted.y), (wanted.to_x, wanted.to_y)
+        place = self._place(start, labels, [*map(middle, labels)]) if kind.placed else 0
         if kind.types:
             return Choice(index, place, texts.index(wanted.text))
-        ends = [beyond(label, (wanted.x, wanted.y)) for label in labels if kind.drags]
-        return Choice(index, place, self._place((wanted.to_x, wanted.to_y), labels, ends) if kind.drags else 0)
+        return Choice(
+            index, place, self._place(end, labels, [beyond(each, start) for each in labels]) if kind.drags else 0
+        )
 
     def _place(self, point: Point, labels: Sequence[Label], points: Sequence[Point]) -> int:
         """``points``: where an action takes each of the labels."""
