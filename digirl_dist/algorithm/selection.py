@@ -23,8 +23,7 @@ def best(scores: np.ndarray, share: float, above: float) -> list[int]:
     """
     if len(scores) == 0:
         return []
-    rank = max(1, round(share * len(scores)))
-    last = np.sort(scores)[-rank]
+    last = np.sort(scores)[-max(1, round(share * len(scores)))]
     threshold = last - ROUNDING * abs(last)
     return [int(index) for index in np.flatnonzero((scores >= threshold) & (scores > above))]
 

@@ -65,8 +65,7 @@ def setup(settings: Settings, dry_run: bool, tell: Tell, status: Status) -> list
     package = this_package(settings.install, build_device(settings, settings.emulator).extras)
     found = [_preparation(worker_config, settings, package, dry_run) for worker_config in _machines(settings)]
     with ThreadPoolExecutor(max(1, min(_AT_ONCE, len(found)))) as pool:
-        done = pool.map(prepare_one, found)
-        return [error for error in done if error is not None]
+        return [error for error in pool.map(prepare_one, found) if error is not None]
 
 
 def doctor(settings: Settings, try_emulators: bool, status: Status) -> Iterator[Check]:

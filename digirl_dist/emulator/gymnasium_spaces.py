@@ -244,8 +244,7 @@ def _frames(array: np.ndarray) -> list[np.ndarray]:
         case (3, _, _):
             return [array.transpose(1, 2, 0)]
         case (count, height, width):  # grey ones: the stack is the shorter axis
-            stack = array if count <= min(height, width) else array.transpose(2, 0, 1)
-            return list(stack)
+            return list(array if count <= min(height, width) else array.transpose(2, 0, 1))
     return [frame for each in array for frame in _frames(each)]
 
 

@@ -34,7 +34,8 @@ Words = Callable[[str, Sequence[Past]], str]
 
 
 _LABELS, _MEMORIES = "\nOn screen: ", "\nBefore: "
-_MOST_LABELS, _LONGEST_NAME = 64, 100
+_MOST_LABELS, _LONGEST_NAME, _LONGEST_END = 64, 150, 50
+"""Of a longer name the beginning and the end are told."""
 _FINE = 1000
 """Places are told in whole thousandths of the screen."""
 
@@ -110,7 +111,9 @@ def _label(value: Sequence[Json]) -> Label:
 def _checked(label: Any) -> Label:
     if not isinstance(label, Label) or not all(map(math.isfinite, _box(label))):
         raise EmulatorError(f"labels() returned {label!r:.200}, not a digirl_dist.emulator.Label with a finite box")
-    return replace(label, name=label.name[:_LONGEST_NAME])
+    if len(label.name) <= _LONGEST_NAME:
+        return label
+    return replace(label, name=f"{label.name[: _LONGEST_NAME - _LONGEST_END]} … {label.name[-_LONGEST_END:]}")
 
 
 def _box(label: Label) -> tuple[float, float, float, float]:

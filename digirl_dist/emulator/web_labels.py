@@ -106,9 +106,16 @@ const uncovered = element => {
     return [(left + across * x / 5) / width, (top + down * y / 5) / height,
         (left + across * toX / 5) / width, (top + down * toY / 5) / height];
 };
+const pieces = element => [...element.childNodes].filter(
+    node => node.nodeType !== Node.COMMENT_NODE && node.textContent.trim());
+const isPiece = node => node.nodeType === Node.TEXT_NODE || !node.children.length && !node.matches(likely)
+    && getComputedStyle(node).display.startsWith('inline');
+const isOneWord = element => !/\\s/.test(element.textContent.trim()) && pieces(element).length > 1
+    && pieces(element).every(isPiece);
 const labels = [...document.body.querySelectorAll('*')].flatMap(element => {
+    if (isOneWord(element.parentElement)) return [];
     const texts = [...element.childNodes].filter(node => node.nodeType === Node.TEXT_NODE).map(node => node.data);
-    const own = texts.join(' ').trim();
+    const own = (isOneWord(element) ? element.textContent : texts.join(' ')).trim();
     if (!(own || element.matches(likely) || isDrawn(element)) || element.closest(without)) return [];
     const box = uncovered(element);
     if (!box) return [];
@@ -124,7 +131,7 @@ return {labels};
 
 They are, in the order of the document: texts, controls, and what is drawn without words, whose role is graphic:
 pictures, shapes, coloured boxes and what shows that it can be clicked. A field in which something is written has that
-as its name.
+as its name. A word in several pieces, one of them bold say, is one text.
 The box of a label is the largest part of it that nothing else covers, as far as 25 points tell.
 """
 

@@ -183,6 +183,5 @@ class Outgoing:
         base = None if before is None else before.tensors.get(name)
         if before is None or base is None or (base.dtype, base.shape) != (info.dtype, info.shape):
             return Blob(info.digest, info.nbytes, content, None, part, self._digests)
-        old = partial(before.content, name)
-        delta = Delta(base.digest, info.itemsize, content, old)
+        delta = Delta(base.digest, info.itemsize, content, partial(before.content, name))
         return Blob(info.digest, info.nbytes, content, delta, part, self._digests)

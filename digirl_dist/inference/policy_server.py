@@ -265,8 +265,7 @@ class PolicyServer:
                 left_s = self._asked[0].at + self._batching.wait_s - time.monotonic()
                 self._something.wait_for(lambda: self._closing or len(self._asked) >= self._batching.size, left_s)
             self._is_new = False
-            count = min(len(self._asked), self._batching.size)
-            return [self._asked.popleft() for _ in range(count)]
+            return [self._asked.popleft() for _ in range(min(len(self._asked), self._batching.size))]
 
     def _bring_up_to_date(self) -> None:
         checkpoints = self._checkpoints

@@ -83,8 +83,7 @@ def write_report(run: ViewedRun) -> Path:
 def _answers(run: ViewedRun, choose: Choose, rows: int | None = None) -> dict[str, Json]:
     """Returns what a server would answer about a run: all but explanations, of episodes those that are chosen."""
     run.follow(everything=True)
-    known = len(run.index)
-    table = run.rows(0 if rows is None else max(0, known - rows))
+    table = run.rows(0 if rows is None else max(0, len(run.index) - rows))
     told, episodes, images = json.loads(run.news("", "", "")), {}, {}
     for key in choose(run, table["first"]):
         with suppress(KeyError, TrajectoryError):  # the page names files that cannot be read

@@ -379,8 +379,7 @@ def _write(
     atomic_files.write_json(part / "metrics.json", dict(metrics))
     files = {name: file_digest(part / name) for name in ("trainer.pt", "metrics.json")}
     made_of = {"iteration": checkpoint.iteration, "policy": checkpoint.policy, "tensors": checkpoint.wire()}
-    manifest = {**made_of, "files": files}
-    atomic_files.write_json(part / "manifest.json", manifest)
+    atomic_files.write_json(part / "manifest.json", {**made_of, "files": files})
     atomic_files.flush(part / "policy.safetensors")
     atomic_files.flush(part / "trainer.pt")
     return replace(checkpoint, files=files)

@@ -31,8 +31,7 @@ class Start:
         """The name of the agent in the configuration of the checkpoint's run, if that lies beside it."""
         if isinstance(self.checkpoint, DigirlCheckpoint):
             return "autoui"
-        content = read_mapping(self.checkpoint.folder.parent.parent / "config.yaml")
-        agent = content.get("agent")
+        agent = read_mapping(self.checkpoint.folder.parent.parent / "config.yaml").get("agent")
         return agent.get("name") if isinstance(agent, dict) else None
 
     def record(self, run: Path) -> dict[str, Json]:

@@ -251,5 +251,4 @@ class Status:
         """For other processes: the file's ``time`` less these is how long ago they were."""
         shift = time.time() - time.monotonic()
         known = [key for key in ("since", "heard_at", "troubled_at", "fetched_at") if content.get(key) is not None]
-        times = {key: content[key] + shift for key in known}
-        return {**content, **times}
+        return content | {key: content[key] + shift for key in known}

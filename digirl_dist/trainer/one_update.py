@@ -27,8 +27,7 @@ def seeded(seed: int, iteration: int) -> Iterator[None]:
     Looks at CUDA only where it is in use: a machine may have devices that its driver is too old for.
     """
     in_use = torch.cuda.is_initialized()  # type: ignore[no-untyped-call]
-    devices = list(range(torch.cuda.device_count())) if in_use else []
-    with torch.random.fork_rng(devices):
+    with torch.random.fork_rng(list(range(torch.cuda.device_count())) if in_use else []):
         torch.manual_seed(int(np.random.SeedSequence([seed, iteration]).generate_state(1)[0]))
         yield
 

@@ -130,6 +130,23 @@ def test_what_can_be_typed_are_quotes_words_and_names_each_once() -> None:
     assert read(told('Enter "Ann B" at 3:45 PM.', labels=labels)).texts == ["Ann B"], "by pixels alone only quotes"
 
 
+def test_words_of_a_longer_text_can_be_typed_and_are_described_by_their_places_in_it() -> None:
+    labels = [Label("One fine day, one two 3.", "", *WHOLE), Label("Submit", "button", *WHOLE)]
+    found = read(told('Type the 2nd word and press "submit".', labels=labels), labels=True)
+    texts = dict(zip(found.texts, found.typeable, strict=True))
+    assert {"fine", "day", "one"} < set(texts) and texts["One"] != texts["one"]
+    assert {bucket("inner 2"), bucket("inner -5"), bucket("inner as asked")} < set(texts["fine"].words)
+    assert bucket("inner as asked") not in texts["day"].words and bucket("inner -1") in texts["3"].words
+    assert [texts[name].flags[-1] for name in ("submit", "SUBMIT", "Submit", "fine")] == [1, 1, 1, 0], "it is a button"
+    twice = read(told("Go", labels=[Label("a b c d a", "", *WHOLE)]), labels=True)
+    assert {bucket("inner 1"), bucket("inner 5")} < set(twice.typeable[twice.texts.index("a")].words)
+
+
+def test_the_rank_of_a_label_is_compared_with_the_numbers_that_are_asked_for() -> None:
+    first, second = read(told("Check the 2nd box", labels=[UPPER, LOWER]), labels=True).places
+    assert bucket("rank as asked") in second.words and bucket("rank as asked") not in first.words
+
+
 def test_the_order_of_numbers_in_an_instruction_is_told() -> None:
     one, other = (read(text).words for text in ("Click on (1,-2) twice.", "Click on (-2,1) twice."))
     assert sorted(one[:5]) == sorted(other[:5]) and not set(one[5:]) & set(other[5:])

@@ -535,6 +535,15 @@ def test_labels_name_the_controls_and_texts_of_the_page_where_they_are(emulator:
     assert {(label.name, label.role) for label in emulator.labels()} == {("", "textbox"), ("Submit", "button")}
 
 
+def test_a_word_in_several_pieces_is_one_label(emulator: MiniwobEmulator) -> None:
+    emulator.reset(Task("text-transform", params={"data_mode": "train"}), 3)
+    word = ask(emulator, "return document.querySelector('#captcha').textContent")
+    assert len(word) > 1 and [label.name for label in emulator.labels() if label.name] == [word, "Submit"]
+    ask(emulator, "document.querySelector('#captcha').innerHTML = 'big<!-- --> <b>word</b>s or <a href=#>two</a>s'")
+    emulator.step({"type": "wait"})
+    assert [label.name for label in emulator.labels() if label.name] == ["big   s or  s", "word", "two", "Submit"]
+
+
 def test_labels_have_what_is_drawn_without_words_and_what_was_written(emulator: MiniwobEmulator) -> None:
     emulator.reset(Task("email-inbox-noscroll", params={"data_mode": "train"}), 3)
     x, y = centre(emulator, ".email-thread .trash")

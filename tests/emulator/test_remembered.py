@@ -206,12 +206,12 @@ def test_a_memory_knows_the_name_of_what_was_touched() -> None:
 
 
 def test_labels_are_bounded_in_number_length_and_place() -> None:
-    far = replace(OK, name="n" * 10_000, left=-3.0, bottom=7.0)
+    far = replace(OK, name="n" * 10_000 + "end", left=-3.0, bottom=7.0)
     emulator = RememberedEmulator(lambda: Named(*[far] * 10_000), 8, labels=True)
     for _ in range(100):
         emulator.step(BACK.to_json())
     _, _, labels = recalled(emulator.step(BACK.to_json()).observation.text)
-    assert labels == [replace(OK, name="n" * 100, left=0.0, bottom=1.0)] * 64
+    assert labels == [replace(OK, name=f"{'n' * 100} … {'n' * 47}end", left=0.0, bottom=1.0)] * 64
 
 
 @pytest.mark.parametrize("wrong", [None, ("Ok", "button", 0, 0, 1, 1), replace(OK, top=math.nan)])

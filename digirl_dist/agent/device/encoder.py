@@ -18,7 +18,7 @@ STRIDE = 8
 _HEADS = 4
 """Places that the policy attends to when it decides between tapping, typing and so on, and where to tap: what is right
 to touch may depend on what is seen elsewhere."""
-_WAYS, _NEAR = 5, 0.05
+_WAYS, _NEAR = 7, 0.05
 """What is looked at of a way, and how near of its start, in shares of the screen, a drag hardly ends."""
 _FLAT = 0.02
 """The contrast of a cell in which nothing is drawn, as a share of that between black and white."""
@@ -135,7 +135,7 @@ class Texts(nn.Module):
         super().__init__()
         self._query = nn.Linear(2 * width, width)
         self._key = nn.Linear(width + TEXT_FLAGS, width)
-        self._prior = nn.Parameter(torch.tensor([4.0, 0.7, 2.0, 1.5, -3.0]))
+        self._prior = nn.Parameter(torch.tensor([4.0, 0.7, 2.0, 1.5, -3.0, -3.0]))
 
     def forward(self, seen: Seen, place: torch.Tensor, words: torch.Tensor, flags: torch.Tensor) -> torch.Tensor:
         """Returns logits [B, T]; ``place`` [B, width] is its token or 0, ``words`` are [B, T, width]."""
@@ -154,13 +154,14 @@ class Ends(nn.Module):
         self._key = nn.Linear(width, width)
         self._way = nn.Linear(width, _WAYS)
         nn.init.normal_(self._way.weight, std=0.01)
-        self._way.bias.data.copy_(torch.tensor([0.0, 0.0, -1.0, -1.0, -4.0]))
+        self._way.bias.data.copy_(torch.tensor([0.0, 0.0, -1.0, -1.0, -4.0, 0.0, 0.0]))
 
     def forward(self, seen: Seen, place: torch.Tensor, ways: torch.Tensor) -> torch.Tensor:
         """Returns logits [B, N]; ``place`` is the token of the start, [B, width], and ``ways`` from there [B, N, 2]."""
         query = self._query(torch.cat([seen.text, place], dim=1))
         near = torch.exp(-(ways**2).sum(dim=2, keepdim=True) / (2 * _NEAR**2))
-        way: torch.Tensor = torch.cat([ways, ways.abs(), near], dim=2) @ self._way(seen.text)[:, :, None]
+        looked_at = torch.cat([ways, ways.abs(), near, torch.tanh(ways / _NEAR)], dim=2)
+        way: torch.Tensor = looked_at @ self._way(seen.text)[:, :, None]
         fit: torch.Tensor = self._key(seen.tokens) @ query[:, :, None]
         scale: float = seen.tokens.shape[2] ** -0.5
         return seen.places[:, -1] + fit[:, :, 0] * scale + way[:, :, 0]

@@ -275,8 +275,7 @@ def _some(seen: Seen, rows: list[int]) -> Seen:
 
 def _useful(actions: DeviceActions, memory: int) -> list[str]:
     """Typing at a point is what the wrapper of an agent with memory makes of two actions."""
-    points = ["type_at"] if memory and "type" in actions.useful else []
-    return [*actions.useful, *points]
+    return [*actions.useful, *["type_at"] * bool(memory and "type" in actions.useful)]
 
 
 def _all_features(seen: Seen, done: Traces) -> torch.Tensor:

@@ -23,7 +23,7 @@ _WORD = re.compile(r"(?<!\w)-\d+|\w+")
 _SPAN = re.compile(r"\S+")
 _NUMBER = re.compile(r"(?:(?<!\w)-)?\d{1,15}")
 _LEADING_ZEROS = re.compile(r"\b0+(?=\d)")
-_AROUND = " .,;:!?()[]{}\"'“”"
+_AROUND = " .,;:!?()[]{}\"'“”…"
 _EDITABLE = frozenset({"textbox", "searchbox", "combobox", "spinbutton"})
 _DRAWN = "graphic"
 _OTHER_MARKS, _OTHER_CASE = 0.75, 0.5
@@ -40,9 +40,10 @@ LABEL_FLAGS = 8
 """Of a label: 1; how well it is named if it is the one named next, else 0; how well it is named; which share of its
 words the instruction has; whether text can be entered there; whether it is a control; whether it was touched on this
 very screen; whether it was touched lately on any."""
-TEXT_FLAGS = 5
+TEXT_FLAGS = 6
 """Of a text: whether it is quoted; whether it is the first quoted one; whether it is a number, has capitals or is what
-a field holds; whether it stands after something named on the screen; whether it was typed already."""
+a field holds; whether it stands after something named on the screen; whether it was typed already; whether a button or
+the like has this name."""
 
 
 class Described(NamedTuple):
@@ -87,10 +88,13 @@ def read(text: str, labels: bool = False) -> Read:
     flags = _flags(instruction, parts, shown, named, memories)
     places = [Described(_hashed(own), values) for own, values in zip(words, flags, strict=True)]
     typed = {memory.action.text for memory in memories}
+    pressed = {label.name.lower() for label in shown if label.role not in ("", _DRAWN, *_EDITABLE)}
     texts: dict[str, Described] = {}
     for candidate, own, values in _texts(instruction, parts, shown, words, labels):
         if candidate and candidate not in texts:
-            texts[candidate] = Described(_hashed(own), [*values, float(candidate in typed)])
+            texts[candidate] = Described(
+                _hashed(own), [*values, float(candidate in typed), float(candidate.lower() in pressed)]
+            )
     ordered = [f"number {place} is {number}" for place, number in enumerate(_numbers(instruction), 1)]
     asked = [*hashed_words(instruction), *_hashed(ordered)]
     return Read(instruction, asked, memories, shown, places, list(texts), list(texts.values()))
@@ -120,7 +124,8 @@ def _words_of_labels(
     """Yields what describes each label: its role and rank, its name and numbers, and the names before and after it."""
     ranks: Counter[str] = Counter()
     named = None
-    numbered = _values(labels, _numbers(instruction))
+    asked = _numbers(instruction)
+    numbered = _values(labels, asked)
     own = [[*words_of(label.name)[:_NEIGHBOURS_WORDS], *values] for label, values in zip(labels, numbered, strict=True)]
     behind, before = list(_latest(own)), list(_latest(own[::-1]))[::-1]
     for place, label in enumerate(labels):
@@ -128,6 +133,7 @@ def _words_of_labels(
         rank, distance = min(ranks[label.role], _FAR), None if named is None else min(place - named, _FAR)
         yield [
             *_of_label(label, rank, distance),
+            *["rank as asked"] * (rank in asked),
             *numbered[place],
             *(f"behind {word}" for word in behind[place]),
             *(f"before {word}" for word in before[place]),
@@ -253,7 +259,7 @@ def _whole(words: str, text: str) -> int | None:
 
 
 _Text = tuple[str, list[str], list[float]]
-"""A text, the words that describe it, and all of its flags but the last."""
+"""A text, the words that describe it, and all of its flags but the last two."""
 
 
 def _texts(
@@ -271,6 +277,18 @@ def _texts(
     for label, own in zip(labels, words, strict=True):
         is_next = "1 after a named thing" in own
         yield label.name, ["shown", *own], [0.0, 0.0, float(label.role in _EDITABLE), float(is_next)]
+    for word, own in _inner_words(labels, _numbers(instruction)).items():
+        yield word, own, [0.0, 0.0, 0.0, 0.0]
+
+
+def _inner_words(labels: Sequence[Label], asked: tuple[int, ...]) -> dict[str, list[str]]:
+    """The words of longer texts on the screen, each with its places counted from the beginning and from the end."""
+    found: dict[str, list[str]] = {}
+    for words in (_SPAN.findall(label.name) for label in labels):
+        for number, word in enumerate(words if len(words) > _NEIGHBOURS_WORDS else [], 1):
+            own = found.setdefault(word.strip(_AROUND), ["inner"])
+            own += [f"inner {number}", f"inner {number - len(words) - 1}", *["inner as asked"] * (number in asked)]
+    return found
 
 
 def _spans(instruction: str) -> Iterator[_Text]:

@@ -70,8 +70,7 @@ def _avd_home(settings: AndroidOptions) -> Path:
     named = settings.avd_home or os.environ.get("ANDROID_AVD_HOME")
     if named:
         return Path(named).expanduser()
-    user = os.environ.get("ANDROID_USER_HOME") or "~/.android"
-    return Path(user).expanduser() / "avd"
+    return Path(os.environ.get("ANDROID_USER_HOME") or "~/.android").expanduser() / "avd"
 
 
 def _content(home: Path, name: str) -> Path:

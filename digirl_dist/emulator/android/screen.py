@@ -39,8 +39,7 @@ def read_raw(data: bytes) -> np.ndarray:
             f"screencap answered with {width} x {height} pixels of format {pixel_format} in {len(data)} bytes, "
             f"which cannot be read: {_start(data)}"
         )
-    pixels = np.frombuffer(data, np.uint8, offset=header).reshape(height, width, 4)
-    return pixels[:, :, :3]
+    return np.frombuffer(data, np.uint8, offset=header).reshape(height, width, 4)[:, :, :3]
 
 
 class Mask:

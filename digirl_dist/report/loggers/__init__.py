@@ -101,8 +101,7 @@ def plain_names(named: Mapping[tuple[str, ...], T]) -> dict[str, T]:
 
 def _plain(part: str) -> str:
     """Returns a part of a name in characters that all loggers take; dots alone are a folder to some."""
-    cleaned = re.sub(r"[^\w.\- ]", "_", part).strip(". ")
-    return cleaned[:_LONGEST_PART] or "_"
+    return re.sub(r"[^\w.\- ]", "_", part).strip(". ")[:_LONGEST_PART] or "_"
 
 
 def pictures(rows: Sequence[dict[str, Json]]) -> Iterator[tuple[str, bytes, dict[str, Json]]]:
