@@ -140,6 +140,10 @@ def test_words_of_a_longer_text_can_be_typed_and_are_described_by_their_places_i
     assert [texts[name].flags[-1] for name in ("submit", "SUBMIT", "Submit", "fine")] == [1, 1, 1, 0], "it is a button"
     twice = read(told("Go", labels=[Label("a b c d a", "", *WHOLE)]), labels=True)
     assert {bucket("inner 1"), bucket("inner 5")} < set(twice.typeable[twice.texts.index("a")].words)
+    held = read(told("Go", labels=[Label("a b c d e", "textbox", *WHOLE)]), labels=True)
+    assert held.texts == ["Go", "a b c d e"], "what a field holds is copied as a whole"
+    many = read(told("Go", labels=[Label(" ".join(map(str, range(99))), "", *WHOLE)]), labels=True)
+    assert len(many.texts) == 26 and "23" in many.texts and "24" not in many.texts
 
 
 def test_the_rank_of_a_label_is_compared_with_the_numbers_that_are_asked_for() -> None:

@@ -34,7 +34,8 @@ _FAR = 9
 _NEIGHBOURS_WORDS = 4
 """First words of a name that describe the labels beside it."""
 _MOST_SPANS, _MOST_QUOTED, _MOST_LABELS = 24, 16, 64
-"""Words of an instruction, quoted parts and labels that are looked at: observations come from workers."""
+"""Words of an instruction or of texts on the screen, quoted parts and labels that are looked at: observations come from
+workers, and the more can be typed, the longer an untrained policy looks for the right one."""
 
 LABEL_FLAGS = 8
 """Of a label: 1; how well it is named if it is the one named next, else 0; how well it is named; which share of its
@@ -277,14 +278,14 @@ def _texts(
     for label, own in zip(labels, words, strict=True):
         is_next = "1 after a named thing" in own
         yield label.name, ["shown", *own], [0.0, 0.0, float(label.role in _EDITABLE), float(is_next)]
-    for word, own in _inner_words(labels, _numbers(instruction)).items():
+    for word, own in [*_inner_words(labels, _numbers(instruction)).items()][:_MOST_SPANS]:
         yield word, own, [0.0, 0.0, 0.0, 0.0]
 
 
 def _inner_words(labels: Sequence[Label], asked: tuple[int, ...]) -> dict[str, list[str]]:
     """The words of longer texts on the screen, each with its places counted from the beginning and from the end."""
     found: dict[str, list[str]] = {}
-    for words in (_SPAN.findall(label.name) for label in labels):
+    for words in (_SPAN.findall(label.name) for label in labels if label.role not in _EDITABLE):
         for number, word in enumerate(words if len(words) > _NEIGHBOURS_WORDS else [], 1):
             own = found.setdefault(word.strip(_AROUND), ["inner"])
             own += [f"inner {number}", f"inner {number - len(words) - 1}", *["inner as asked"] * (number in asked)]
