@@ -64,6 +64,12 @@ addEventListener('mousedown', event => {
     event.target.blur();
     event.target.focus();
 }, true);
+addEventListener('mousedown', event => {
+    if (!event.target.matches?.('select[multiple] option')) return;
+    event.preventDefault();
+    event.target.selected = !event.target.selected;
+    event.target.dispatchEvent(new Event('change', {bubbles: true}));
+}, true);
 Math.seedrandom(seed);
 core.startEpisodeReal();
 clearTimeout(core.EP_TIMER);
@@ -75,9 +81,9 @@ return core.EPISODE_MAX_TIME / 1000;
 A step shows its whole effect at once (no animations), and the page's clock is off: how fast the policy answers must not
 decide about success. The cover that a page lays over itself at the end would hide the last observation. What has the
 focus has a ring: a click on a button would leave no trace. What is typed into a date begins with its first part,
-wherever it was touched. Lists open within the page and calendars not at all: a
-window of its own, in which a browser shows them otherwise, is on no screenshot, and a headless shell draws no frame as
-long as it is open.
+wherever it was touched. A tap marks or unmarks one of several choices: on a phone no key can be held. Lists open within
+the page and calendars not at all: a window of its own, in which a browser shows them otherwise, is on no screenshot,
+and a headless shell draws no frame as long as it is open.
 """
 
 _STATE = """

@@ -206,6 +206,17 @@ def test_what_the_agent_drags_to_a_label_of_a_sorted_list_takes_its_place(
     assert order.index(labels[place].name) == to
 
 
+def test_taps_mark_and_unmark_several_choices_of_a_list(emulator: MiniwobEmulator) -> None:
+    emulator.reset(Task("click-scroll-list", params={"data_mode": "train"}), 3)
+    marked = "return [...document.querySelector('select').selectedOptions].map(option => option.index)"
+    ask(emulator, "document.querySelector('select').onchange = () => { window.changes = (window.changes ?? 0) + 1 }")
+    for option, expected in ((1, [0]), (3, [0, 2]), (1, [2])):
+        assert not tap(emulator, f"option:nth-child({option})").ended and ask(emulator, marked) == expected
+    assert ask(emulator, "return window.changes") == 3
+    assert emulator.step({"type": "swipe", "x": 0.4, "y": 0.4, "to_x": 0.4, "to_y": 0.2}).reward == 0
+    assert ask(emulator, "return document.querySelector('select').scrollTop") > 0 and ask(emulator, marked) == [2]
+
+
 def test_a_selection_marks_the_paragraph_at_a_point(emulator: MiniwobEmulator) -> None:
     for seed in range(3):
         emulator.reset(Task("highlight-text"), seed)
