@@ -64,9 +64,10 @@ addEventListener('mousedown', event => {
     event.target.blur();
     event.target.focus();
 }, true);
-addEventListener('mousedown', event => {
-    if (!event.target.matches?.('select[multiple] option')) return;
-    event.preventDefault();
+const isChoice = event => event.target.matches?.('select[multiple] option');
+addEventListener('mousedown', event => isChoice(event) && event.preventDefault(), true);
+addEventListener('click', event => {
+    if (!isChoice(event)) return;
     event.target.selected = !event.target.selected;
     event.target.dispatchEvent(new Event('change', {bubbles: true}));
 }, true);

@@ -212,7 +212,9 @@ def test_taps_mark_and_unmark_several_choices_of_a_list(emulator: MiniwobEmulato
     ask(emulator, "document.querySelector('select').onchange = () => { window.changes = (window.changes ?? 0) + 1 }")
     for option, expected in ((1, [0]), (3, [0, 2]), (1, [2])):
         assert not tap(emulator, f"option:nth-child({option})").ended and ask(emulator, marked) == expected
-    assert ask(emulator, "return window.changes") == 3
+    start, end = centre(emulator, "option:nth-child(2)"), centre(emulator, "option:nth-child(4)")
+    emulator.step({"type": "drag", "x": start[0], "y": start[1], "to_x": end[0], "to_y": end[1]})
+    assert ask(emulator, "return window.changes") == 3 and ask(emulator, marked) == [2], "a drag marks nothing"
     assert emulator.step({"type": "swipe", "x": 0.4, "y": 0.4, "to_x": 0.4, "to_y": 0.2}).reward == 0
     assert ask(emulator, "return document.querySelector('select').scrollTop") > 0 and ask(emulator, marked) == [2]
 
