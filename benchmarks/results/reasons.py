@@ -9,12 +9,9 @@ REASONS = {
         "simple-arithmetic",
         "visual-addition",
     ),
-    "a word inside a longer text, or letters, must be picked out and typed": (
-        "find-word",
-        "scroll-text",
-        "text-transform",
-    ),
-    "numbers must be compared": ("drag-sort-numbers", "stock-market", "read-table-2"),
+    "a word of what a field holds must be picked out and typed": ("scroll-text",),
+    "numbers must be compared while they change": ("stock-market",),
+    "two values of a table must be typed into fields that the table names": ("read-table-2",),
     "numbers that are seen one at a time must be remembered": ("find-greatest",),
     "aim finer than a cell at something without a box": (
         "bisect-angle",
