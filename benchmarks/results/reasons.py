@@ -47,7 +47,6 @@ REASONS = {
         "book-flight",
         "book-flight-nodelay",
         "choose-date",
-        "choose-date-medium",
         "choose-date-nodelay",
         "daily-calendar",
         "drag-shapes",
