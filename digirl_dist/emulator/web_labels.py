@@ -112,10 +112,11 @@ const isPiece = node => node.nodeType === Node.TEXT_NODE || !node.children.lengt
     && getComputedStyle(node).display.startsWith('inline');
 const isOneWord = element => !/\\s/.test(element.textContent.trim()) && pieces(element).length > 1
     && pieces(element).every(isPiece);
-const labels = [...document.body.querySelectorAll('*')].flatMap(element => {
-    if (isOneWord(element.parentElement)) return [];
+const elements = [...document.body.querySelectorAll('*')], words = new Set(elements.filter(isOneWord));
+const labels = elements.flatMap(element => {
+    if (words.has(element.parentElement)) return [];
     const texts = [...element.childNodes].filter(node => node.nodeType === Node.TEXT_NODE).map(node => node.data);
-    const own = (isOneWord(element) ? element.textContent : texts.join(' ')).trim();
+    const own = (words.has(element) ? element.textContent : texts.join(' ')).trim();
     if (!(own || element.matches(likely) || isDrawn(element)) || element.closest(without)) return [];
     const box = uncovered(element);
     if (!box) return [];

@@ -555,6 +555,8 @@ def test_a_word_in_several_pieces_is_one_label(emulator: MiniwobEmulator) -> Non
     ask(emulator, "document.querySelector('#captcha').innerHTML = 'big<!-- --> <b>word</b>s or <a href=#>two</a>s'")
     emulator.step({"type": "wait"})
     assert [label.name for label in emulator.labels() if label.name] == ["big   s or  s", "word", "two", "Submit"]
+    ask(emulator, "document.body.innerHTML = 'big<b>word</b>'")
+    assert [label.name for label in emulator.labels()] == ["word"], "what has no label of its own hides none"
 
 
 def test_labels_have_what_is_drawn_without_words_and_what_was_written(emulator: MiniwobEmulator) -> None:
