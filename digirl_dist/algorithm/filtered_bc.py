@@ -41,7 +41,10 @@ from digirl_dist.trajectory import Trajectory
 _ENOUGH, _LITTLE = 0.9, 1 / 3
 """Share of the new episodes that succeed beyond which this share of an update is enough."""
 _FEW = 24
-"""Kept episodes of a full update. Fewer make a smaller one: many passes over two successes leave little else to try."""
+"""Kept episodes of a full update. Fewer make a smaller one: many passes over two successes leave little else to try.
+
+Not where steps of unsolved tasks are held, which keeps what else there is.
+"""
 
 _LIGHTLY = 0.1
 """Weight of a step in a loop, relative to one that ended an episode without success."""
@@ -77,11 +80,12 @@ class FilteredBC:
         rows = [row for row in table if row.weight]
         weight = self._settings.avoid * mean_weight(rows)
         in_loops = loops(fresh, len(rows), _LIGHTLY * weight, self._experience.erase_loops)
-        avoided = [*fatal(replay, len(rows), weight), *in_loops]
+        avoided = [*fatal(replay, len(kept), weight), *in_loops]
         held = unsolved_steps(replay, self._experience.unsolved, rows) if new["episodes"] else []
-        good = totals({"kept_trajectories": len(kept)}, self._peers)
-        full = _LITTLE if new["solved"] > _ENOUGH * new["episodes"] else 1.0
-        share = min(full, good["kept_trajectories"] / _FEW)
+        good = totals({"kept_trajectories": len(kept), "held": len(held)}, self._peers)
+        share = _LITTLE if new["solved"] > _ENOUGH * new["episodes"] else 1.0
+        if not good.pop("held"):
+            share = min(share, good["kept_trajectories"] / _FEW)
         fit = self._imitation.fit([*rows, *avoided, *held], share)
         table += [*avoided, *held]
         outcomes = (KEPT, AVOIDED, UNSOLVED, NOT_CHOSEN, NOT_GOOD, IN_LOOPS, UNDRAWN)

@@ -256,15 +256,17 @@ def test_where_new_episodes_succeed_an_update_of_filtered_bc_is_a_third_as_long(
 
 
 def test_few_episodes_to_imitate_make_a_small_update() -> None:
-    """One success is no reason to give up all else that the policy would try."""
-    won = _tried("t", 0, 1.0)
+    """One success is no reason to give up all else that the policy would try; steps of unsolved tasks keep that."""
+    won, unsolved = _tried("t", 0, 1.0), _tried("unsolved", 0, 0.0)
+    settings = FilteredBcSettings(actor=ActorSettings(epochs=8, batch_size=1), avoid=0.0)
 
-    def steps(count: int) -> int:
-        algorithm = FilteredBC(policy(), FilteredBcSettings(actor=ActorSettings(epochs=8, batch_size=1)), seed=3)
-        algorithm.update([], [won] * count)
+    def steps(count: int, *fresh: Trajectory) -> int:
+        algorithm = FilteredBC(policy(), settings, seed=3)
+        algorithm.update(fresh, [*[won] * count, *fresh])
         return int(algorithm.state_dict()["imitation"]["optimizer"]["state"][0]["step"])
 
     assert [steps(count) for count in (3, 12, 24, 30)] == [3, 48, 8 * 24, 8 * 30]
+    assert steps(3, unsolved) == 8 * (3 + 1)
 
 
 @pytest.mark.parametrize("avoid", [0.0, 1.0])
