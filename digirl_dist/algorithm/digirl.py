@@ -196,8 +196,7 @@ class DigiRL:
         tried = set(map(id, newest))
         lengths = [len(episode.steps) + 1 for episode in episodes]
         observations = [observation for episode in episodes for observation in _observations(episode)]
-        features = self._features(observations)
-        parts = zip(episodes, torch.split(features, lengths), strict=True)
+        parts = zip(episodes, torch.split(self._features(observations), lengths), strict=True)
         return [Seen(episode, part, id(episode) in tried) for episode, part in parts], relabelled
 
     def _features(self, observations: Sequence[Observation]) -> torch.Tensor:
@@ -282,8 +281,7 @@ class DigiRL:
         if self._rule.is_released:
             features += [rows[1:] for rows in stacked]
             labels += labels
-        width = self._input_size * _FRAMES
-        return torch.cat([torch.empty(0, width), *features]), labels
+        return torch.cat([torch.empty(0, self._input_size * _FRAMES), *features]), labels
 
 
 def stack(features: torch.Tensor, frames: int) -> torch.Tensor:

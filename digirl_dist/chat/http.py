@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import math
 import threading
-from concurrent.futures import CancelledError
+from concurrent import futures
 
 import httpx
 
@@ -39,24 +39,31 @@ class BoundedHttp:
             limits=httpx.Limits(max_connections=None),
         )
         self._loop = asyncio.new_event_loop()
+        self._closed = futures.Future[bytes]()
         threading.Thread(target=self._loop.run_forever, name="chat", daemon=True).start()
 
     def exchange(self, url: str, body: bytes | None) -> bytes:
         """Returns the answer to a POST of the JSON ``body``, or to a GET without one. Raises ExchangeError."""
         try:
-            return asyncio.run_coroutine_threadsafe(self._within_limit(url, body), self._loop).result()
-        except (CancelledError, RuntimeError):  # closed before or during the exchange
+            exchanged = asyncio.run_coroutine_threadsafe(self._within_limit(url, body), self._loop)
+            futures.wait([exchanged, self._closed], return_when=futures.FIRST_COMPLETED)  # a loop that ended ends none
+            return exchanged.result(0)
+        except (futures.CancelledError, futures.TimeoutError, RuntimeError):  # closed before or during the exchange
             raise ExchangeError("the exchange was stopped", may_pass=True) from None
 
     def close(self) -> None:
         """Ends all exchanges; a second call is harmless."""
-        if not self._loop.is_closed():
-            self._loop.call_soon_threadsafe(self._stop)
+        if not self._closed.done():
+            self._closed.set_result(b"")
+            asyncio.run_coroutine_threadsafe(self._end(), self._loop)
 
-    def _stop(self) -> None:
-        for task in asyncio.all_tasks(self._loop):
-            task.cancel()
-        self._loop.create_task(self._http.aclose()).add_done_callback(lambda _: self._loop.stop())
+    async def _end(self) -> None:
+        exchanges = asyncio.all_tasks() - {asyncio.current_task()}
+        for exchange in exchanges:
+            exchange.cancel()
+        await asyncio.gather(*exchanges, return_exceptions=True)
+        await self._http.aclose()
+        self._loop.stop()
 
     async def _within_limit(self, url: str, body: bytes | None) -> bytes:
         try:

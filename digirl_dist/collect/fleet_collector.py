@@ -255,8 +255,7 @@ class FleetCollector(Pool):
             self.leases.lengths.ended(worker, ticket.task.id, spent_s)
             self._ended_after(worker, grant.seconds(manifest.seconds, self.clock()), manifest.age_s)
             name = f"{worker}-{key.iteration}-{key.number}-{next(self._pulls)}"
-            path = self.store.incoming(key.round, name)
-            self._fleet.workers[worker].pull(manifest, ticket, path)
+            self._fleet.workers[worker].pull(manifest, ticket, self.store.incoming(key.round, name))
             self.table.fetches(worker)
         elif len(spares := self._spares.setdefault((worker, key), set())) < _MOST_SPARES:
             spares.add(manifest.episode_id)

@@ -178,7 +178,8 @@ class Stream:
         for key in [*self._open]:
             self._pool.take_back(key)
             self._deliver(key, Lost(kind, str(error)), asked_again=True)
-        self._close_pages()
+        with suppress(RunFolderError):  # a full disk may be what broke it; the next process makes these files
+            self._close_pages()
 
     def _turn(self) -> None:
         while self._due and self._due[0][0] <= self._pool.clock():

@@ -69,8 +69,7 @@ def told(text: str, memories: Sequence[Memory] = (), labels: Sequence[Label] = (
     named = [
         [each.name, each.role, *(round(min(max(place, 0.0), 1.0) * _FINE) for place in _box(each))] for each in labels
     ]
-    said = [_memory_json(memory) for memory in memories]
-    parts = (_LABELS, named), (_MEMORIES, said)
+    parts = (_LABELS, named), (_MEMORIES, [_memory_json(memory) for memory in memories])
     return text + "".join(mark + json.dumps(part, ensure_ascii=False) for mark, part in parts if part)
 
 

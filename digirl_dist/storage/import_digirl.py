@@ -37,8 +37,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except (DigirlDistError, OSError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 1
-    steps = sum(len(trajectory.steps) for trajectory in trajectories)
-    wins = sum(trajectory.success for trajectory in trajectories)
+    steps, wins = sum(len(each.steps) for each in trajectories), sum(each.success for each in trajectories)
     print(f"{options.target}: {len(trajectories)} episodes, {steps} steps, {wins} successes")
     return 0
 

@@ -118,7 +118,7 @@ def test_calls_that_are_refused_or_come_at_once_leave_every_collection_whole(tmp
         {"episodes": 1.5},
         {"tasks": [3]},
     ]
-    with Fleet.inline(bsize=2, max_steps=2) as fleet, ThreadPoolExecutor(3) as threads:
+    with ThreadPoolExecutor(3) as threads, Fleet.inline(bsize=2, max_steps=2) as fleet:  # the fleet ends first
         for words in wrong:
             with pytest.raises(SettingsError, match="no whole number|neither a Task nor the id|cannot be stored"):
                 fleet.collect(policy, **words)

@@ -18,7 +18,7 @@ from digirl_dist.collect.stream import Request, Rollout, Stream
 from digirl_dist.errors import CollectionError, RunFolderError, SettingsError
 from digirl_dist.judge import with_verdict
 from digirl_dist.storage import json_lines
-from digirl_dist.tasks import Task, Ticket
+from digirl_dist.tasks import Round, Task, Ticket
 from digirl_dist.trajectory import Trajectory
 
 TASK = Task("count", params={"x": [1, 2.5]})
@@ -104,6 +104,27 @@ def test_who_acknowledges_a_running_one_and_asks_again_gets_two_and_mixes_none_u
     found = new.result(0)
     assert isinstance(found, Trajectory) and ground.stream.landed_as("k") is not None
     assert ground.stream.landed_as("k").episode_id == found.episode_id  # type: ignore[union-attr]
+
+
+def test_a_page_that_cannot_be_written_keeps_nobody_from_hearing_the_end(
+    ground: Ground, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else the thread that collects would end with its error, and whoever asks later would wait for ever."""
+
+    def full(*_: object) -> None:
+        raise RunFolderError("000000.parquet cannot be written: No space left on device")
+
+    ground.stream.ask([Request(TASK, 1, "a")], as_page=True)
+    (later,) = ground.ask("b")
+    ground.land(1)
+    ground.stream.ask([], as_page=True)
+    monkeypatch.setattr(ground.pool.store, "append", full)
+    ground.pool.end(CollectionError("the disk is full"))
+    assert isinstance(later.result(0), Lost)
+    monkeypatch.undo()
+    ground.open(first_page=9)
+    ground.pool.turn()
+    assert ground.pool.store.landed(Round(0))
 
 
 def test_what_was_lost_as_a_collection_ended_does_not_run_beside_what_is_asked_for_again(ground: Ground) -> None:

@@ -241,8 +241,8 @@ def _explain(
 
 def _banner(session: fabric.Connection) -> str:
     """Returns what the server said before the login was over."""
-    transport = session.client.get_transport()
-    heard = getattr(transport, "auth_handler", None)  # `get_banner` has nothing to say of a connection that has ended
+    # `get_banner` has nothing to say of a connection that has ended.
+    heard = getattr(session.client.get_transport(), "auth_handler", None)
     return (getattr(heard, "banner", None) or b"").decode(errors="replace")
 
 

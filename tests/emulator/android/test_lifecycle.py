@@ -322,12 +322,14 @@ def test_a_device_that_went_offline_is_connected_anew(
 def test_a_server_that_runs_already_is_used_and_left_alone(tmp_path: Path, phone: RunningPhone) -> None:
     port = free_port()
     with subprocess.Popen(["adb", "-P", str(port), "nodaemon", "server"]) as process:
-        given = AdbServer(adb.adb_client().TcpAddress("127.0.0.1", port))
-        eventually(given.answers)
-        with running(quick(tmp_path, serials=[phone.serial], adb_server=f"127.0.0.1:{port}")) as emulator:
-            emulator.reset(Task("t"), seed=0)
-        assert given.answers()
-        process.kill()
+        try:
+            given = AdbServer(adb.adb_client().TcpAddress("127.0.0.1", port))
+            eventually(given.answers)
+            with running(quick(tmp_path, serials=[phone.serial], adb_server=f"127.0.0.1:{port}")) as emulator:
+                emulator.reset(Task("t"), seed=0)
+            assert given.answers()
+        finally:
+            process.kill()
 
 
 def test_a_phone_that_still_boots_is_waited_for(tmp_path: Path) -> None:
