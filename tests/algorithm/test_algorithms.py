@@ -223,10 +223,12 @@ def test_what_ended_a_failure_is_avoided_but_not_what_a_limit_cut_off() -> None:
     ended = [episode for episode in episodes(0) if episode.success]
     failed = [replace(one, steps=[*one.steps[:-1], replace(one.steps[-1], reward=0.0)]) for one in ended[:5]]
     cut_off = [episode for episode in episodes(0) if not episode.success]
-    found = fatal([*failed, *ended, *cut_off], 3, 0.5)
-    assert [(row.observation, row.weight) for row in found] == [
-        (one.steps[-1].observation, -0.5) for one in failed[:1:-1]
-    ]
+    for most, count, weight in ((9, 5, 0.5), (5, 5, 0.5), (3, 5, 0.3), (1, 4, 0.125)):
+        found = fatal([*failed, *ended, *cut_off], most, 0.5)
+        newest_first = [one.steps[-1].observation for one in failed[::-1]]
+        assert [row.observation for row in found] == newest_first[:count]
+        assert [row.weight for row in found] == pytest.approx([-weight] * count)
+    assert fatal(failed, 3, 0.0) == []
 
 
 def test_what_led_a_failure_back_to_where_it_had_been_is_avoided_also_where_a_limit_cut_it_off() -> None:
