@@ -82,16 +82,15 @@ class FilteredBC:
         in_loops = loops(fresh, len(rows), _LIGHTLY * weight, self._experience.erase_loops)
         avoided = [*fatal(replay, len(kept), weight), *in_loops]
         held = unsolved_steps(replay, self._experience.unsolved, rows) if new["episodes"] else []
-        good = totals({"kept_trajectories": len(kept), "held": len(held)}, self._peers)
-        share = _LITTLE if new["solved"] > _ENOUGH * new["episodes"] else 1.0
-        if not good.pop("held"):
-            share = min(share, good["kept_trajectories"] / _FEW)
+        sizes = totals({"kept_trajectories": len(kept), "held": len(held)}, self._peers)
+        full = _LITTLE if new["solved"] > _ENOUGH * new["episodes"] else 1.0
+        share = full if sizes["held"] else min(full, sizes["kept_trajectories"] / _FEW)
         fit = self._imitation.fit([*rows, *avoided, *held], share)
         table += [*avoided, *held]
         outcomes = (KEPT, AVOIDED, UNSOLVED, NOT_CHOSEN, NOT_GOOD, IN_LOOPS, UNDRAWN)
         sums = totals(counts(table, *outcomes), self._peers)
-        figures = {"actor_loss": fit.loss, "skipped_steps": float(fit.skipped), **good, **sums, **relabelled}
-        return Learned(figures, table)
+        sums["kept_trajectories"] = sizes["kept_trajectories"]
+        return Learned({"actor_loss": fit.loss, "skipped_steps": float(fit.skipped), **sums, **relabelled}, table)
 
     def _judged(self, episodes: Sequence[Trajectory], kept: Sequence[int]) -> list[Row]:
         """Returns a row for each step, with a weight where it is imitated: frequent tasks weigh less."""

@@ -152,6 +152,7 @@ class FilteredBcOptions:
     """Discount of the return to go by which steps are weighted, so that detours long before a success count little."""
     avoid: Amount = 1.0
     """Weight, relative to an imitated action, of one that ended an episode without success. Such actions are made less
-    likely, and a tenth as much those that led a failure back to where it had been. 0: failures teach nothing."""
+    likely, together at most as heavily as if they were as many as the imitated episodes, and a tenth as much those that
+    led a failure back to where it had been. 0: failures teach nothing."""
     actor: ActorSettings = field(default_factory=lambda: ActorSettings(epochs=20, max_examples=3000))
     """How the policy is fitted: by many passes over what is good, and fewer while that is few episodes."""

@@ -79,21 +79,16 @@ def judged(
 
 
 def fatal(episodes: Sequence[Trajectory], most: int, weight: float) -> list[Row]:
-    """Returns the steps that ended the newest failures among ``episodes``, together as heavy as ``most`` ones.
+    """Returns the steps that ended the newest failures among ``episodes``, to avoid: ``most`` of this weight.
 
     What came after an action depends on those that followed it, but not of the last one: it earned nothing and left
-    nothing to earn, whatever the policy. Up to four times ``most`` share the weight: what is avoided for a short time
-    comes back.
+    nothing to earn, whatever the policy. Where there are more, up to four times ``most`` share that weight, as
+    what is avoided for a short time comes back.
     """
-    failed = [one for one in reversed(episodes) if one.steps and one.reward <= 0 and one.steps[-1].terminated][
-        : 4 * most
-    ]
+    failed = [one for one in reversed(episodes) if one.steps and one.reward <= 0 and one.steps[-1].terminated]
+    ended = failed[: 4 * most] if weight else []
     reason = "it ended the episode without success, and is made less likely"
-    return [
-        Row(one, len(one.steps) - 1, AVOIDED, reason, -weight * min(1.0, most / len(failed)))
-        for one in failed
-        if weight
-    ]
+    return [Row(one, len(one.steps) - 1, AVOIDED, reason, -weight * min(1.0, most / len(ended))) for one in ended]
 
 
 def loops(episodes: Sequence[Trajectory], most: int, weight: float, erase_loops: bool) -> list[Row]:
