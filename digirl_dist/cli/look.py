@@ -14,11 +14,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from digirl_dist.cli.shared import (
+    EMULATOR,
+    RUN_FOLDER,
+    TRUST,
     Command,
     add_configuration,
-    add_emulator,
-    add_run_folder,
-    add_trust,
+    argument,
     fitted,
     run_of,
     settings_of,
@@ -45,14 +46,13 @@ _Forecasts = tuple["Forecast", dict[str, "Forecast"]]
 """Of a plan, and of the same with one change, by name."""
 
 
-def _add_view(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "runs", nargs="*", type=expanded, metavar="RUN", help="run folders, or folders of them (default: runs/)"
-    )
-    parser.add_argument("--port", type=int, help="port on 127.0.0.1 (default: a free one)")
-    parser.add_argument(
+_OF_VIEW = (
+    argument("runs", nargs="*", type=expanded, metavar="RUN", help="run folders, or folders of them (default: runs/)"),
+    argument("--port", type=int, help="port on 127.0.0.1 (default: a free one)"),
+    argument(
         "--bundle", type=expanded, metavar="FILE", help="write one file (.html or .zip) that needs no server, and exit"
-    )
+    ),
+)
 
 
 def _view(options: argparse.Namespace) -> int:
@@ -131,10 +131,6 @@ def _report(options: argparse.Namespace) -> int:
     return 0
 
 
-def _add_why(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--save-path", type=expanded, metavar="RUN", help="the same as RUN")
-
-
 def _why(options: argparse.Namespace) -> int:
     """Explains what a running or dead run waits for, and since when: why runs/mine."""
     from digirl_dist.report.why import explain
@@ -179,13 +175,14 @@ def _export(options: argparse.Namespace) -> int:
     return 0
 
 
-def _add_plan(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--run", type=expanded, metavar="DIR", help="a run folder whose measured figures are used")
-    parser.add_argument(
+_OF_PLAN = (
+    argument("--run", type=expanded, metavar="DIR", help="a run folder whose measured figures are used"),
+    argument(
         "--figure", action="append", default=[], metavar="NAME=NUMBER", help="replaces a figure, for example step_s=0.5"
-    )
-    parser.add_argument("--fleet", metavar="N,N", help="numbers of workers (default: the configuration's, and others)")
-    parser.add_argument("--json", action="store_true", help="print the figures and a list of forecasts")
+    ),
+    argument("--fleet", metavar="N,N", help="numbers of workers (default: the configuration's, and others)"),
+    argument("--json", action="store_true", help="print the figures and a list of forecasts"),
+)
 
 
 def _plan(options: argparse.Namespace) -> int:
@@ -319,11 +316,10 @@ def _log(options: argparse.Namespace) -> int:
     return 0
 
 
-def _add_settings(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "word", nargs="?", default="", help="only keys with this word in them, such as ssh or emulator.android"
-    )
-    parser.add_argument("--expert", action="store_true", help="only those that few runs have a reason to change")
+_OF_SETTINGS = (
+    argument("word", nargs="?", default="", help="only keys with this word in them, such as ssh or emulator.android"),
+    argument("--expert", action="store_true", help="only those that few runs have a reason to change"),
+)
 
 
 def _settings(options: argparse.Namespace) -> int:
@@ -347,11 +343,11 @@ def _settings(options: argparse.Namespace) -> int:
 
 
 COMMANDS = {
-    "settings": Command(_settings, _add_settings),
+    "settings": Command(_settings, *_OF_SETTINGS),
     "export": Command(_export, _add_export),
-    "log": Command(_log, add_run_folder, _add_log),
-    "plan": Command(_plan, add_configuration, add_emulator, _add_plan),
-    "report": Command(_report, add_run_folder),
-    "view": Command(_view, _add_view, add_trust),
-    "why": Command(_why, add_run_folder, _add_why),
+    "log": Command(_log, RUN_FOLDER, _add_log),
+    "plan": Command(_plan, add_configuration, EMULATOR, *_OF_PLAN),
+    "report": Command(_report, RUN_FOLDER),
+    "view": Command(_view, *_OF_VIEW, TRUST),
+    "why": Command(_why, RUN_FOLDER, argument("--save-path", type=expanded, metavar="RUN", help="the same as RUN")),
 }

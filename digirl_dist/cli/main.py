@@ -13,7 +13,7 @@ import digirl_dist
 from digirl_dist.capacity import let_waiting_threads_sleep
 from digirl_dist.cli import look, train
 from digirl_dist.cli.completion import answer_the_shell, is_asked_by_a_shell, print_completion
-from digirl_dist.cli.shared import Command, fitted, often_used
+from digirl_dist.cli.shared import Command, argument, fitted, often_used
 from digirl_dist.errors import SettingsError
 from digirl_dist.exit_status import RESUMES, WORDS, end_without_a_search_for_garbage, exit_status
 
@@ -31,11 +31,8 @@ try it on this machine alone:  digirl-dist demo
 """
 
 
-def _add_shell(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("shell", choices=["bash", "zsh", "fish"], help="your shell")
-
-
-_COMPLETION = {"completion": Command(print_completion, _add_shell)}
+_SHELL = argument("shell", choices=["bash", "zsh", "fish"], help="your shell")
+_COMPLETION = {"completion": Command(print_completion, _SHELL)}
 COMMANDS = dict(sorted({**train.COMMANDS, **look.COMMANDS, **_COMPLETION}.items()))
 _OTHERS = {
     **dict.fromkeys(("train", "start", "launch", "resume", "continue"), "run"),

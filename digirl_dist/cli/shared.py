@@ -8,7 +8,7 @@ import shutil
 import textwrap
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from digirl_dist.cli.completion import complete_override
 from digirl_dist.errors import NoRunError, SettingsError
@@ -40,7 +40,7 @@ class Command:
     """One command: ``execute`` returns the exit status and may raise a DigirlDistError; its docstring is the help."""
 
     def __init__(
-        self, execute: Callable[[argparse.Namespace], int], *add: Callable[[argparse.ArgumentParser], None]
+        self, execute: Callable[[argparse.Namespace], int], *add: Callable[[argparse.ArgumentParser], object]
     ) -> None:
         self.execute = execute
         self._add = add
@@ -68,6 +68,11 @@ def often_used() -> str:
     return _OFTEN_USED.format(**{kind.name: " | ".join(kind.names()) for kind in KINDS})
 
 
+def argument(*names: str, **about: Any) -> Callable[[argparse.ArgumentParser], object]:
+    """Returns what adds one argument to a parser, with the words of ``add_argument``."""
+    return lambda parser: parser.add_argument(*names, **about)
+
+
 def add_overrides(parser: argparse.ArgumentParser) -> None:
     words = parser.add_argument("overrides", nargs="*", metavar="key=value", help="overrides of the configuration")
     words.completer = complete_override  # type: ignore[attr-defined]
@@ -81,9 +86,19 @@ def add_configuration(parser: argparse.ArgumentParser, name: str = "host") -> No
     add_overrides(parser)
 
 
-def add_run_folder(parser: argparse.ArgumentParser) -> None:
-    about = "the run's folder, its save_path (default: the newest in runs/)"
-    parser.add_argument("run", nargs="?", type=expanded, metavar="RUN", help=about)
+RUN_FOLDER = argument(
+    "run",
+    nargs="?",
+    type=expanded,
+    metavar="RUN",
+    help="the run's folder, its save_path (default: the newest in runs/)",
+)
+EMULATOR = argument("--emulator", help="the same as emulator=…")
+TRUST = argument(
+    "--trust",
+    action="store_true",
+    help="use the classes, files, programs and machines that the run folder names, because you know who made it",
+)
 
 
 def run_of(options: argparse.Namespace) -> Path:
@@ -94,10 +109,6 @@ def run_of(options: argparse.Namespace) -> Path:
     if run is None:
         raise NoRunError(f"there is no run in {RUNS.absolute()}: name the folder of one")
     return existing_run(run)
-
-
-def add_emulator(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--emulator", help="the same as emulator=…")
 
 
 def source_of(options: argparse.Namespace) -> Source:
@@ -115,11 +126,6 @@ def settings_of(options: argparse.Namespace) -> Settings:
     if both := [each for each in options.overrides if chosen and key_of(each) == "emulator"]:
         raise SettingsError(f"{both[0]} and --emulator {options.emulator} say the same twice: leave one of them out")
     return configuration.load(options.config_path, options.config_name, [*chosen, *options.overrides])
-
-
-def add_trust(parser: argparse.ArgumentParser) -> None:
-    about = "use the classes, files, programs and machines that the run folder names, because you know who made it"
-    parser.add_argument("--trust", action="store_true", help=about)
 
 
 def of_run_folder(folder: Path, overrides: Sequence[str], trust: bool, uses: tuple[str, ...] = ()) -> Source:

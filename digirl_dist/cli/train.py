@@ -10,15 +10,17 @@ import shlex
 import sys
 from collections import Counter
 from contextlib import ExitStack, suppress
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from digirl_dist.cli.shared import (
+    EMULATOR,
+    TRUST,
     Command,
     add_configuration,
-    add_emulator,
     add_overrides,
-    add_trust,
+    argument,
     of_run_folder,
     settings_of,
     source_of,
@@ -96,11 +98,12 @@ def _regrade(options: argparse.Namespace) -> int:
     return 0
 
 
-def _add_regrade(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("run", type=expanded, metavar="RUN", help="the run's folder, its save_path")
-    add_overrides(parser)
-    parser.add_argument("--success", choices=["predicate", "judge"], required=True, help="who judges")
-    parser.add_argument("--name", help="of the verdicts (default: predicate, or judge)")
+_OF_REGRADE = (
+    argument("run", type=expanded, metavar="RUN", help="the run's folder, its save_path"),
+    add_overrides,
+    argument("--success", choices=["predicate", "judge"], required=True, help="who judges"),
+    argument("--name", help="of the verdicts (default: predicate, or judge)"),
+)
 
 
 def _eval_jobs(options: argparse.Namespace) -> int:
@@ -110,11 +113,12 @@ def _eval_jobs(options: argparse.Namespace) -> int:
     return eval_runner.execute(options)
 
 
-def _add_doctor(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--json", action="store_true", help="print a list of {worker, check, ok, detail, remedy}")
-    parser.add_argument("--try", action="store_true", dest="try_emulators", help="also start one emulator per worker")
-    parser.add_argument("--tasks", action="store_true", help="look at the tasks instead: play each one on this machine")
-    parser.add_argument("--episodes", type=int, metavar="N", help="with --tasks: episodes of each player (default: 4)")
+_OF_DOCTOR = (
+    argument("--json", action="store_true", help="print a list of {worker, check, ok, detail, remedy}"),
+    argument("--try", action="store_true", dest="try_emulators", help="also start one emulator per worker"),
+    argument("--tasks", action="store_true", help="look at the tasks instead: play each one on this machine"),
+    argument("--episodes", type=int, metavar="N", help="with --tasks: episodes of each player (default: 4)"),
+)
 
 
 def _doctor(options: argparse.Namespace) -> int:
@@ -171,10 +175,6 @@ def _doctor_of_tasks(options: argparse.Namespace) -> int:
     return 0 if is_sound(found, job) else 1
 
 
-def _add_setup(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--dry-run", action="store_true", help="only print what would be done")
-
-
 def _setup(options: argparse.Namespace) -> int:
     """Prepares all workers over SSH: Python, the package, what the emulator needs. A second run changes nothing."""
     counts: Counter[str] = Counter()
@@ -203,10 +203,6 @@ def _summary(counts: Counter[str], failures: int, dry_run: bool) -> str:
     return f"{changed}, {counts['ok']} were done before; {verdict}"
 
 
-def _add_init(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--config-path", default=HERE, help=f"the folder to write it to (default: {HERE})")
-
-
 def _init(options: argparse.Namespace) -> int:
     """Writes config/multimachine/host.yaml below the working directory: the YAML file to edit, which run then reads."""
     file = expanded(options.config_path) / "host.yaml"
@@ -222,10 +218,6 @@ def _init(options: argparse.Namespace) -> int:
     named = "" if options.config_path == HERE else f" --config-path {shlex.quote(str(file.parent))}"
     print(f"{file}: name your workers in it, then `digirl-dist setup{named}` and `digirl-dist run{named}`")
     return 0
-
-
-def _add_migrate(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("file", type=expanded, help="DigiRL's file, beside the files that it includes")
 
 
 def _migrate(options: argparse.Namespace) -> int:
@@ -300,20 +292,27 @@ def _run_as(rank: Rank | None, source: Source, resume: bool, name: str, watched:
     return on_ranks(settings, [*source.words, f"save_path={quoted(settings.save_path)}"])
 
 
-def _add_resume(parser: argparse.ArgumentParser) -> None:
-    about = "with save_path=auto: continue the newest run, also one that has finished or was another experiment"
-    parser.add_argument("--resume", action="store_true", help=about)
-
-
-def _add_serve(parser: argparse.ArgumentParser) -> None:
-    about = "who acts: the folder of a checkpoint or an export (default: who acted last, or agent=…)"
-    parser.add_argument("--policy", type=expanded, metavar="FOLDER", help=about)
-    parser.add_argument("--port", type=int, help="port on the address (default: a free one)")
-    parser.add_argument("--socket", type=expanded, metavar="PATH", help="listen on a Unix socket instead")
-    about = "another one than 127.0.0.1 opens the port to a network, unencrypted"
-    parser.add_argument("--address", default="127.0.0.1", help=about)
-    about = "file with the token (default: SAVE_PATH/serve.token, made anew)"
-    parser.add_argument("--token", type=expanded, metavar="FILE", help=about)
+_RESUME = argument(
+    "--resume",
+    action="store_true",
+    help="with save_path=auto: continue the newest run, also one that has finished or was another experiment",
+)
+_OF_SERVE = (
+    argument(
+        "--policy",
+        type=expanded,
+        metavar="FOLDER",
+        help="who acts: the folder of a checkpoint or an export (default: who acted last, or agent=…)",
+    ),
+    argument("--port", type=int, help="port on the address (default: a free one)"),
+    argument("--socket", type=expanded, metavar="PATH", help="listen on a Unix socket instead"),
+    argument(
+        "--address", default="127.0.0.1", help="another one than 127.0.0.1 opens the port to a network, unencrypted"
+    ),
+    argument(
+        "--token", type=expanded, metavar="FILE", help="file with the token (default: SAVE_PATH/serve.token, made anew)"
+    ),
+)
 
 
 def _serve(options: argparse.Namespace) -> int:
@@ -363,10 +362,6 @@ def _server(options: argparse.Namespace, stack: ExitStack) -> tuple[Server, Path
     return Server(service, token, at, listening), file
 
 
-def _add_evaluation(parser: argparse.ArgumentParser) -> None:
-    add_configuration(parser, "eval")
-
-
 def _add_jobs(parser: argparse.ArgumentParser) -> None:
     from digirl_dist.evaluate import eval_runner
 
@@ -374,14 +369,23 @@ def _add_jobs(parser: argparse.ArgumentParser) -> None:
 
 
 COMMANDS = {
-    "demo": Command(_demo, add_overrides, _add_resume),
-    "doctor": Command(_doctor, add_configuration, add_emulator, _add_doctor),
-    "eval": Command(_eval, _add_evaluation, add_trust),
+    "demo": Command(_demo, add_overrides, _RESUME),
+    "doctor": Command(_doctor, add_configuration, EMULATOR, *_OF_DOCTOR),
+    "eval": Command(_eval, partial(add_configuration, name="eval"), TRUST),
     "eval-jobs": Command(_eval_jobs, _add_jobs),
-    "init": Command(_init, _add_init),
-    "migrate": Command(_migrate, _add_migrate),
-    "regrade": Command(_regrade, _add_regrade, add_trust),
-    "run": Command(_run, add_configuration, _add_resume),
-    "serve": Command(_serve, add_configuration, _add_serve, add_trust),
-    "setup": Command(_setup, add_configuration, add_emulator, _add_setup),
+    "init": Command(
+        _init, argument("--config-path", default=HERE, help=f"the folder to write it to (default: {HERE})")
+    ),
+    "migrate": Command(
+        _migrate, argument("file", type=expanded, help="DigiRL's file, beside the files that it includes")
+    ),
+    "regrade": Command(_regrade, *_OF_REGRADE, TRUST),
+    "run": Command(_run, add_configuration, _RESUME),
+    "serve": Command(_serve, add_configuration, *_OF_SERVE, TRUST),
+    "setup": Command(
+        _setup,
+        add_configuration,
+        EMULATOR,
+        argument("--dry-run", action="store_true", help="only print what would be done"),
+    ),
 }
