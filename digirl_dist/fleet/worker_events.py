@@ -16,28 +16,30 @@ from digirl_dist.trajectory import Trajectory
 
 
 @dataclass(frozen=True)
-class Said:
+class _OfWorker:
+    worker: str
+
+
+@dataclass(frozen=True)
+class Said(_OfWorker):
     """The worker program said this; Working comes once for each connection."""
 
-    worker: str
     message: Told
 
 
 @dataclass(frozen=True)
-class PolicyLoaded:
+class PolicyLoaded(_OfWorker):
     """The worker acts with this policy version; what it took to push it."""
 
-    worker: str
     version: int
     push_s: float
     push_bytes: int
 
 
 @dataclass(frozen=True)
-class Pulled:
+class Pulled(_OfWorker):
     """A checked episode lies at ``path`` on the host, not yet landed."""
 
-    worker: str
     manifest: EpisodeManifest
     trajectory: Trajectory
     path: Path
@@ -45,35 +47,31 @@ class Pulled:
 
 
 @dataclass(frozen=True)
-class PullRefused:
+class PullRefused(_OfWorker):
     """An episode's file was altered, truncated, foreign or gone."""
 
-    worker: str
     manifest: EpisodeManifest
     reason: str
 
 
 @dataclass(frozen=True)
-class LeasesLost:
+class LeasesLost(_OfWorker):
     """The program holds these tickets no longer, and never said how they ended."""
 
-    worker: str
     keys: Sequence[Key]
 
 
 @dataclass(frozen=True)
-class ClaimsRefused:
+class ClaimsRefused(_OfWorker):
     """The program claims to hold tickets that it was never leased, or no longer; it is told to drop them."""
 
-    worker: str
     keys: Sequence[Key]
 
 
 @dataclass(frozen=True)
-class Lost:
+class Lost(_OfWorker):
     """The worker is gone; it comes back by itself unless this is final."""
 
-    worker: str
     error: WorkerError
     out_s: float | None = None
     """How long it is out of service, for what it did; None: it is not."""
@@ -81,13 +79,12 @@ class Lost:
 
 
 @dataclass(frozen=True)
-class Connecting:
+class Connecting(_OfWorker):
     """The host is busy with getting the worker to work; it gives up after ``limit_s``.
 
     None: the worker waits in a queue of others, for as long as that takes.
     """
 
-    worker: str
     doing: str
     limit_s: float | None
     is_installing: bool = False
@@ -95,24 +92,19 @@ class Connecting:
 
 
 @dataclass(frozen=True)
-class Added:
+class Added(_OfWorker):
     """The fleet has this worker as well; Working tells when it works."""
 
-    worker: str
-
 
 @dataclass(frozen=True)
-class Leaving:
+class Leaving(_OfWorker):
     """The worker is to finish what it holds and to go."""
 
-    worker: str
-
 
 @dataclass(frozen=True)
-class Relayed:
+class Relayed(_OfWorker):
     """The worker fetched ``size`` bytes of tensors from another one of its site; ``reason``: why not all of them."""
 
-    worker: str
     source: str
     size: int
     seconds: float
@@ -120,18 +112,16 @@ class Relayed:
 
 
 @dataclass(frozen=True)
-class DiskFull:
+class DiskFull(_OfWorker):
     """An episode of the worker waits for space on the host's disk."""
 
-    worker: str
     reason: str
 
 
 @dataclass(frozen=True)
-class Throttled:
+class Throttled(_OfWorker):
     """The worker costs the host more than one worker may: its messages, or its episodes, wait."""
 
-    worker: str
     reason: str
 
 
