@@ -103,9 +103,16 @@ def _critics(values: Values) -> tuple[str, ...]:
     return ("algorithm.digirl.step_value", "algorithm.digirl.instruction_value") if _is_digirl(values) else ()
 
 
-def _learning(name: str) -> Rule:
-    """A value of the actor and of both critics."""
-    return lambda value, values: Became({f"{place}.{name}": value for place in (_actor(values), *_critics(values))})
+def _by_algorithm(digirl: Rule, filtered_bc: Rule) -> Rule:
+    """One rule where the file trains by DigiRL, another where it imitates."""
+    return lambda value, values: (digirl if _is_digirl(values) else filtered_bc)(value, values)
+
+
+def _unless_online(offline: Callable[[Any], Became], unread: str) -> Rule:
+    """A key that training online does not read."""
+    return lambda value, values: (
+        Became(note=unread) if values.get("train_mode", "online") == "online" else offline(value)
+    )
 
 
 def _batch_size(value: Any, values: Values) -> Became:
@@ -128,13 +135,7 @@ def _steps(place: str, steps: int, values: Values, batch: int | None = None) -> 
     return {f"{place}.epochs": rows, f"{place}.max_examples": rows}, f"{steps} steps of {accumulate} · {size} rows"
 
 
-def _actor_epochs(value: Any, values: Values) -> Became:
-    return Became(*_steps(_actor(values), value, values))
-
-
 def _epochs(value: Any, values: Values) -> Became:
-    if not _is_digirl(values):
-        return Became(note="filteredbc has no critics")
     settings, note = _steps(_critics(values)[0], value, values)
     if "trajectory_critic_epochs" not in values:
         more = _trajectory_critic_epochs(_TRAJECTORY_EPOCHS, values)
@@ -143,26 +144,7 @@ def _epochs(value: Any, values: Values) -> Became:
 
 
 def _trajectory_critic_epochs(value: Any, values: Values) -> Became:
-    if not _is_digirl(values):
-        return Became(note="filteredbc has no critics")
     return Became(*_steps(_critics(values)[1], value, values, _TRAJECTORY_BATCH))
-
-
-def _critic_lr(value: Any, values: Values) -> Became:
-    found = {f"{place}.learning_rate": value for place in _critics(values)}
-    return Became(found, "" if found else "filteredbc has no critics")
-
-
-def _gamma(value: Any, values: Values) -> Became:
-    if _is_digirl(values):
-        return Became({"algorithm.digirl.discount": value})
-    return Became({"algorithm.filtered_bc.discount": 1.0}, "filteredbc weighs all steps of an episode alike")
-
-
-def _warmup(value: Any, values: Values) -> Became:
-    if _is_digirl(values):
-        return Became({"algorithm.digirl.warmup_iterations": value})
-    return _only(0, "filteredbc has no critics to warm up", "filteredbc cannot warm up: set it to 0")(value, values)
 
 
 def _capacity(value: Any, values: Values) -> Became:
@@ -226,18 +208,6 @@ def _wandb(value: Any, values: Values) -> Became:
     return Became({"loggers": ["tensorboard", "wandb"], "logger_project": project})
 
 
-def _offline_data(value: Any, values: Values) -> Became:
-    if values.get("train_mode", "online") == "online":
-        return Became(note="train_mode=online does not read it")
-    return Became({"offline.data": [value]})
-
-
-def _offline_iterations(value: Any, values: Values) -> Became:
-    if values.get("train_mode", "online") == "online":
-        return Became(note="train_mode=online makes none")
-    return Became({"offline.iterations": value}, "each fits the critics as well")
-
-
 def _train_iterations(value: Any, values: Values) -> Became:
     offline = int(values.get("offline_actor_iterations", 20))
     match values.get("train_mode"):
@@ -267,6 +237,7 @@ _DIGIRL_CODE = {
     "algorithm.hindsight.most": 0,
     "algorithm.unsolved": 0,
 }
+_NO_CRITICS = _nothing("filteredbc has no critics")
 KEYS: dict[str, Rule] = {
     "task_set": _task_set,
     "task_split": _to("task_split"),
@@ -278,18 +249,29 @@ KEYS: dict[str, Rule] = {
     "policy_lm": _of_agent("agent.model"),
     "critic_lm": _of_agent("agent.critic_encoder"),
     "capacity": _capacity,
-    "epochs": _epochs,
+    "epochs": _by_algorithm(_epochs, _NO_CRITICS),
     "batch_size": _batch_size,
     "bsize": _to("bsize"),
     "rollout_size": _rollout_size,
     "grad_accum_steps": lambda _, values: _batch_size(values.get("batch_size", _BATCH), values),
-    "warmup_iter": _warmup,
-    "actor_epochs": _actor_epochs,
-    "trajectory_critic_epochs": _trajectory_critic_epochs,
+    "warmup_iter": _by_algorithm(
+        _to("algorithm.digirl.warmup_iterations"),
+        _only(0, "filteredbc has no critics to warm up", "filteredbc cannot warm up: set it to 0"),
+    ),
+    "actor_epochs": lambda value, values: Became(*_steps(_actor(values), value, values)),
+    "trajectory_critic_epochs": _by_algorithm(_trajectory_critic_epochs, _NO_CRITICS),
     "lm_lr": lambda value, values: Became({f"{_actor(values)}.learning_rate": value}),
-    "critic_lr": _critic_lr,
-    "max_grad_norm": _learning("clip_norm"),
-    "gamma": _gamma,
+    "critic_lr": _by_algorithm(
+        _to("algorithm.digirl.step_value.learning_rate", "algorithm.digirl.instruction_value.learning_rate"),
+        _NO_CRITICS,
+    ),
+    "max_grad_norm": lambda value, values: Became(
+        {f"{place}.clip_norm": value for place in (_actor(values), *_critics(values))}
+    ),
+    "gamma": _by_algorithm(
+        _to("algorithm.digirl.discount"),
+        lambda *_: Became({"algorithm.filtered_bc.discount": 1.0}, "filteredbc weighs all steps of an episode alike"),
+    ),
     "use_lora": _nothing("DigiRL's run.py never hands it to its agent"),
     "agent_name": _words(
         "agent_name",
@@ -312,8 +294,13 @@ KEYS: dict[str, Rule] = {
     "adb_path": _sdk("platform-tools/adb"),
     "assets_path": _nothing("see task_set"),
     "cache_dir": _nothing("models of the Hugging Face hub are where HF_HUB_CACHE says, on each machine"),
-    "offline_data_path": _offline_data,
-    "offline_actor_iterations": _offline_iterations,
+    "offline_data_path": _unless_online(
+        lambda value: Became({"offline.data": [value]}), "train_mode=online does not read it"
+    ),
+    "offline_actor_iterations": _unless_online(
+        lambda value: Became({"offline.iterations": value}, "each fits the critics as well"),
+        "train_mode=online makes none",
+    ),
     "offline_critic_iterations": _nothing("see offline_actor_iterations"),
     "offline_trajectory_critic_iterations": _nothing("see offline_actor_iterations"),
     "parallel": _to("parallel"),
