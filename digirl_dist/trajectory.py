@@ -159,6 +159,11 @@ class Trajectory:
     success: bool
 
     @property
+    def observations(self) -> list[Observation]:
+        """What was seen before each step, and after the last one."""
+        return [*(step.observation for step in self.steps), self.final_observation]
+
+    @property
     def reward(self) -> float:
         """Undiscounted return of the episode."""
         return float(sum(step.reward for step in self.steps))

@@ -195,7 +195,7 @@ class DigiRL:
         episodes, relabelled = self._experience.hindsight.added(newest, self._peers)
         tried = set(map(id, newest))
         lengths = [len(episode.steps) + 1 for episode in episodes]
-        observations = [observation for episode in episodes for observation in _observations(episode)]
+        observations = [observation for episode in episodes for observation in episode.observations]
         parts = zip(episodes, torch.split(self._features(observations), lengths), strict=True)
         return [Seen(episode, part, id(episode) in tried) for episode, part in parts], relabelled
 
@@ -296,10 +296,6 @@ def stack(features: torch.Tensor, frames: int) -> torch.Tensor:
 def _leave_out(rows: Sequence[Row], outcome: str, reason: str) -> None:
     for row in rows:
         row.outcome, row.reason, row.weight = outcome, reason, 0.0
-
-
-def _observations(episode: Trajectory) -> list[Observation]:
-    return [*(step.observation for step in episode.steps), episode.final_observation]
 
 
 def _starts(seen: Sequence[Seen], width: int) -> tuple[torch.Tensor, list[float]]:

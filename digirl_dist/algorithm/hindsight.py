@@ -119,7 +119,7 @@ def _named(achieved: Achieved, episode: Trajectory, tasks: Sequence[Task]) -> It
 
 def _way(episode: Trajectory, length: int, task: Task) -> Trajectory | None:
     """Returns the first ``length`` steps without loops under the task's instruction, None where they cannot be."""
-    seen = [*(step.observation for step in episode.steps), episode.final_observation]
+    seen = episode.observations
     said = episode.ticket.task.instruction or _shown(seen)
     earned = _by_parts(episode.steps[:length], task)
     steps = [replace(step, reward=part) for step, part in zip(episode.steps, earned, strict=False)]

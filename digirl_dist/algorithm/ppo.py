@@ -128,8 +128,7 @@ class PPO:
 
     def _look_at(self, piece: Trajectory) -> tuple[torch.Tensor, np.ndarray]:
         """Returns what the value function sees of it, [H + 1, V], and the values [H + 1]."""
-        observations = [*(step.observation for step in piece.steps), piece.final_observation]
-        seen = contract.inputs(self._agent, observations).to(self._device)
+        seen = contract.inputs(self._agent, piece.observations).to(self._device)
         with torch.no_grad():
             return seen, self._scale.returns(self._value(seen)[:, 0].double().cpu().numpy())
 

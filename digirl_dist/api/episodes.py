@@ -38,8 +38,8 @@ class Episode(Trajectory):
     @property
     def images(self) -> list[Image.Image]:
         """The screenshots, ending with the one after the last step; empty for an agent that sees none."""
-        seen = [*(step.observation.image for step in self.steps), self.final_observation.image]
-        return [Image.open(io.BytesIO(each), formats=SHOWN_FORMATS) for each in seen if each is not None]
+        images = (each.image for each in self.observations if each.image is not None)
+        return [Image.open(io.BytesIO(image), formats=SHOWN_FORMATS) for image in images]
 
     def __repr__(self) -> str:
         task, end = self.ticket.task, "success" if self.success else "failure"

@@ -68,7 +68,7 @@ class EpisodeGuard:
         """Raises TrajectoryError, naming emulator, task and step, unless this is the ticket's episode as leased."""
         self._check_origin(episode, ticket, worker)
         where = f"emulator {self.emulator}, task {ticket.task.id}"
-        seen = [*(step.observation for step in episode.steps), episode.final_observation]
+        seen = episode.observations
         places = [*(f"{where}, step {number}" for number in range(len(episode.steps))), f"{where}, final observation"]
         with _at(where):
             if not 0 < len(episode.steps) <= self.most_steps:

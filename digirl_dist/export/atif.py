@@ -45,10 +45,8 @@ def _steps(episode: Trajectory, place: Path) -> list[Json]:
     first = episode.steps[0].observation
     message = [_text(episode.ticket.task.instruction), *_parts(first, place, 0)]
     steps: list[Json] = [{"step_id": 1, "source": "user", "message": message, "extra": _vector(first)}]
-    after = [*(step.observation for step in episode.steps[1:]), episode.final_observation]
-    for number, (step, seen) in enumerate(zip(episode.steps, after, strict=True), start=1):
-        steps.append(_step(step, seen, number, place))
-    return steps
+    answered = zip(episode.steps, episode.observations[1:], strict=True)
+    return steps + [_step(step, seen, number, place) for number, (step, seen) in enumerate(answered, start=1)]
 
 
 def _step(step: Step, seen: Observation, number: int, place: Path) -> Json:

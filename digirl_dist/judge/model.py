@@ -59,8 +59,7 @@ def messages(trajectory: Trajectory, prompt: str, screenshots: int) -> Messages:
     )
     said = dict(zip(_PLACEHOLDERS, (instruction, actions), strict=True))
     question = _PLACEHOLDER.sub(lambda found: said.get(found[1], found[0]), prompt or _QUESTION)
-    seen = [*(step.observation for step in trajectory.steps), last]
-    content = [text_part(f"{question}\n\n{_ANSWER}"), *_images(seen, screenshots)]
+    content = [text_part(f"{question}\n\n{_ANSWER}"), *_images(trajectory.observations, screenshots)]
     return [{"role": "user", "content": content}]
 
 

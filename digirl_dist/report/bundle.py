@@ -19,7 +19,7 @@ from pathlib import Path
 
 from digirl_dist.errors import RunFolderError, SettingsError, TrajectoryError
 from digirl_dist.report.picture import embed
-from digirl_dist.report.viewed import ViewedRun, clean, named, observations
+from digirl_dist.report.viewed import ViewedRun, clean, named
 from digirl_dist.settings.paths import PathUse, refuse_unwritable
 from digirl_dist.storage import atomic_files
 from digirl_dist.trajectory import Trajectory
@@ -118,7 +118,7 @@ def _newest(run: ViewedRun, first: int) -> list[str]:
 
 
 def _pictures(one: Trajectory) -> list[str]:
-    return ["" if each.image is None else embed(each.image) for each in observations(one)]
+    return ["" if each.image is None else embed(each.image) for each in one.observations]
 
 
 def _page(runs: Mapping[str, Json]) -> str:

@@ -152,7 +152,7 @@ class ViewedRun:
     def episode(self, key: str) -> dict[str, Json]:
         """Returns an episode without its pictures. Raises KeyError, TrajectoryError."""
         one = self.read(key)
-        steps, seen = [_step(step) for step in one.steps], [_seen(each) for each in observations(one)]
+        steps, seen = [_step(step) for step in one.steps], [_seen(each) for each in one.observations]
         shown: dict[str, Json] = clean({"id": one.episode_id, "steps": steps, "seen": seen})
         return shown
 
@@ -161,7 +161,7 @@ class ViewedRun:
 
         Raises KeyError, TrajectoryError.
         """
-        seen = observations(self.read(key))
+        seen = self.read(key).observations
         return screenshot(seen[place].image) if 0 <= place < len(seen) else None
 
     def read(self, key: str) -> Trajectory:
@@ -271,11 +271,6 @@ def _stamp(path: Path) -> str:
 def _id(folder: Path) -> Json:
     path = folder / "run.json"
     return read_mapping(path).get("run_id") if path.is_file() else None
-
-
-def observations(one: Trajectory) -> list[Observation]:
-    """Returns what was seen before each step, and after the last one."""
-    return [*(step.observation for step in one.steps), one.final_observation]
 
 
 def clean(value: Any, depth: int = 0) -> Any:

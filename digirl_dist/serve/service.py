@@ -307,8 +307,8 @@ def as_json(episode: Episode) -> dict[str, Json]:
 
 def image_of(episode: Episode, digest: str) -> bytes | None:
     """Returns the picture of that digest; None if the episode has none such."""
-    seen = [*(step.observation for step in episode.steps), episode.final_observation]
-    return next((each.image for each in seen if each.image is not None and _digest(each.image) == digest), None)
+    images = (each.image for each in episode.observations if each.image is not None)
+    return next((image for image in images if _digest(image) == digest), None)
 
 
 def _seen(observation: Observation) -> dict[str, Json]:

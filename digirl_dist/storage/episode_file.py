@@ -143,7 +143,7 @@ def encode(episode: Trajectory) -> bytes:
 
     Raises TrajectoryError for an episode that ``read`` would refuse.
     """
-    seen = [*(step.observation for step in episode.steps), episode.final_observation]
+    seen = episode.observations
     screens, images = _places(one.image for one in seen if one.image is not None)
     screen = iter(screens)
     try:
