@@ -173,7 +173,7 @@ def on_the_way(trajectory: Trajectory) -> list[bool]:
     So a tap beside the button is left out, and so is opening the wrong app together with going back. A reward is never
     part of a loop, so the way to it stays even where the screen then looks as before.
     """
-    seen = [_screen(each) for each in (*(step.observation for step in trajectory.steps), trajectory.final_observation)]
+    seen = [_screen(each) for each in trajectory.observations]
     forward, at = [False] * len(trajectory.steps), 0
     while at < len(forward):
         rewarded = next((k for k in range(at, len(forward)) if trajectory.steps[k].reward > 0), len(forward))

@@ -117,7 +117,7 @@ def chosen(trajectories: Sequence[Trajectory], rule: str) -> list[Trajectory]:
 
 def frames(trajectory: Trajectory) -> Frames:
     """Returns the episode's screenshots; merges equal ones in a row into one of longer duration."""
-    seen = [step.observation.image for step in trajectory.steps] + [trajectory.final_observation.image]
+    seen = [each.image for each in trajectory.observations]
     images = [image for image in seen if image is not None]
     found: Frames = []
     for number, image in enumerate(images, 1):
