@@ -132,6 +132,15 @@ def _of_environment() -> frozenset[str]:
     return frozenset(value for value in named if len(value) >= 8 and value[0] != "/")
 
 
+def is_unicode(text: str) -> bool:
+    """Returns whether UTF-8 has it, as it lacks half a surrogate pair."""
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
 def nearest(name: str, known: Sequence[str]) -> str:
     """Asks for the nearest of the ``known`` names, or lists them where none is near."""
     return near(name, known) or f"there are {', '.join(known[:_MOST_NAMED])}{', …' * (len(known) > _MOST_NAMED)}"

@@ -14,6 +14,7 @@ from itertools import count
 import numpy as np
 
 from digirl_dist.errors import TrajectoryError
+from digirl_dist.plain_text import is_unicode
 from digirl_dist.trajectory import Observation, Step, Trajectory
 from digirl_dist.types import MOST_TOKENS
 
@@ -81,7 +82,7 @@ def check_observation(seen: Observation) -> None:
         raise TrajectoryError(f"the text of the observation is a {type(seen.text).__name__}")
     if len(seen.text) > LONGEST_TEXT:
         raise TrajectoryError(f"a text of {len(seen.text)} characters; at most {LONGEST_TEXT} are allowed")
-    if not _is_unicode(seen.text):
+    if not is_unicode(seen.text):
         raise TrajectoryError("the text of the observation has half a surrogate pair, which no file can hold")
     check_vector(seen.vector)
     if not isinstance(seen.image, bytes | None):
@@ -183,14 +184,6 @@ def size(image: bytes) -> tuple[int, int]:
     pixels(image)
     width, height, _ = _of_png(image) if image.startswith(_PNG) else _of_jpeg(image)
     return height, width
-
-
-def _is_unicode(text: str) -> bool:
-    try:
-        text.encode()
-    except UnicodeEncodeError:
-        return False
-    return True
 
 
 def _of_png(image: bytes) -> tuple[int, int, int]:

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Annotated, Any, get_args, get_origin
 
 from digirl_dist.errors import SettingsError
+from digirl_dist.plain_text import is_unicode
 from digirl_dist.settings.keys import keys_of
 
 _READS = {True: os.R_OK | os.X_OK, False: os.R_OK}
@@ -117,14 +118,6 @@ def _cannot_be_made(path: Path) -> str:
         return f"cannot be written: {there} is not for this user; allow it, or name another folder"
     if any(len(os.fsencode(part)) > os.pathconf(there, "PC_NAME_MAX") for part in path.relative_to(there).parts):
         return "has a name that is too long: name another folder"
-    if not _is_utf8(path):
+    if not is_unicode(str(path)):
         return "is no UTF-8, and Arrow and safetensors write no other: name another folder, or set LC_ALL=C.UTF-8"
     return ""
-
-
-def _is_utf8(path: Path) -> bool:
-    try:
-        str(path).encode()
-    except UnicodeEncodeError:
-        return False
-    return True
