@@ -9,6 +9,7 @@ from typing import Any
 from digirl_dist.bridges.sessions import Session, Sessions
 from digirl_dist.errors import EmulatorError, WorkerError
 from digirl_dist.storage.digest import digest
+from digirl_dist.worker_program.sessions import error_reply
 
 _GRACE_S = 10.0
 """An emulator's own limit ends before that of whoever waits for it."""
@@ -111,8 +112,3 @@ def _digest(answer: str) -> str:
     except (ValueError, RecursionError):
         same = answer
     return digest(same.encode(errors="surrogatepass"))
-
-
-def error_reply(code: str, message: str) -> str:
-    """Returns OpenEnv's message for an error."""
-    return json.dumps({"type": "error", "data": {"message": message, "code": code}})

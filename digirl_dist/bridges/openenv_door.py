@@ -18,9 +18,10 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route, WebSocketRoute
 from starlette.websockets import WebSocket, WebSocketDisconnect
 
-from digirl_dist.bridges.conversation import Conversation, error_reply
+from digirl_dist.bridges.conversation import Conversation
 from digirl_dist.bridges.task_api import TaskApi
 from digirl_dist.types import Json
+from digirl_dist.worker_program.sessions import error_reply
 
 _MOST_BYTES = 64 << 20
 _MOST_QUERY = 1 << 16

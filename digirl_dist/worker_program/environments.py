@@ -223,11 +223,6 @@ def _read_exactly(size: int) -> bytes:
     return bytes(data)
 
 
-def main() -> int:
-    """Serves in a child process. When that has ended, however it did, its own children are ended too."""
-    return guarded(_serve, None)
-
-
 def standard_frames() -> tuple[BinaryIO, queue.SimpleQueue[Any]]:
     """Returns stdout for frames, and the contents of those that come on stdin; None is their end."""
     answers = os.fdopen(os.dup(1), "wb", buffering=0)
@@ -266,4 +261,4 @@ def _read_requests(requests: queue.SimpleQueue[Any]) -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(guarded(_serve, None))

@@ -80,16 +80,16 @@ class EmulatorSession:
                 case {"type": "reset", "data": {"task": dict() as task, "seed": int() as seed}}:
                     return self._begin(msgspec.convert(task, Task), seed)
                 case {"type": "step", "data": dict()} if self._is_over:
-                    return _error("EXECUTION_ERROR", "no episode is under way: reset the environment first")
+                    return error_reply("EXECUTION_ERROR", "no episode is under way: reset the environment first")
                 case {"type": "step", "data": dict() as action}:
                     return self._step(action)
                 case {"type": "state"}:
                     return json.dumps({"type": "state", "data": {"episode_id": None, "step_count": self._steps}})
                 case {"type": "reset"}:
-                    return _error("VALIDATION_ERROR", "a reset has a task and a seed, a whole number")
+                    return error_reply("VALIDATION_ERROR", "a reset has a task and a seed, a whole number")
         except (ActionError, msgspec.ValidationError) as error:
-            return _error("VALIDATION_ERROR", str(error))
-        return _error("UNKNOWN_TYPE", f"{message[:80]!r} is neither a reset, a step nor a state")
+            return error_reply("VALIDATION_ERROR", str(error))
+        return error_reply("UNKNOWN_TYPE", f"{message[:80]!r} is neither a reset, a step nor a state")
 
     def close(self) -> None:
         self._slot.close()
@@ -128,13 +128,9 @@ def _observation(seen: Observation, reward: float | None, done: bool, ends: Mapp
     return json.dumps({"type": "observation", "data": {"observation": observation, "reward": reward, "done": done}})
 
 
-def _error(code: str, message: str) -> str:
+def error_reply(code: str, message: str) -> str:
+    """Returns OpenEnv's message for an error."""
     return json.dumps({"type": "error", "data": {"message": message, "code": code}})
-
-
-def main() -> int:
-    """Serves in a child process. When that has ended, however it did, its own children are ended too."""
-    return guarded(_serve, None)
 
 
 def _serve() -> None:
@@ -177,4 +173,4 @@ def _converse(
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(guarded(_serve, None))
