@@ -53,23 +53,19 @@ class AndroidEmulator:
             locks = Locks(settings.lock_path)
             stack.callback(locks.release_all)
             self._source, self._server = _open(settings, locks, stack)
-            self._device = AndroidDevice(self._server, self._source.serial, self._source.near)
+            self.device = AndroidDevice(self._server, self._source.serial, self._source.near)
             self._recorder = (
-                Recorder(self._device, Path(settings.record_path).expanduser()) if settings.record_path else None
+                Recorder(self.device, Path(settings.record_path).expanduser()) if settings.record_path else None
             )
             self._open = stack.pop_all()
-
-    @property
-    def device(self) -> AndroidDevice:
-        return self._device
 
     def reset(self, task: Task, seed: int) -> Observation:
         self._stop_recording()
         if not self._fresh:
             self._source.renew()
         self._fresh, self._task = False, None
-        self._device.use_keyboard(self._settings.adb_keyboard)
-        self._device.perform(DeviceAction("home"))
+        self.device.use_keyboard(self._settings.adb_keyboard)
+        self.device.perform(DeviceAction("home"))
         self._run_commands(self._settings.reset_commands, seed)
         self._task = self._prepare(task, seed)
         if self._recorder is not None:
@@ -84,7 +80,7 @@ class AndroidEmulator:
         if wanted.ends:
             seen = self._last
         else:
-            self._device.perform(wanted)
+            self.device.perform(wanted)
             seen = self._look(self._task)
         reward, over = self._judged(self._task, wanted)
         if over:
@@ -93,7 +89,7 @@ class AndroidEmulator:
 
     def labels(self) -> list[Label]:
         """Returns what the screen shows by name, if that is wanted."""
-        return self._device.labels() if self._settings.labels else []
+        return self.device.labels() if self._settings.labels else []
 
     def close(self) -> None:
         self._stop_recording()
@@ -102,7 +98,7 @@ class AndroidEmulator:
 
     def _look(self, task: Task) -> Observation:
         settings = self._settings
-        frame = screen.settled(self._device.frame, self._mask, SETTLE_GAP_S, settings.settle_s)
+        frame = screen.settled(self.device.frame, self._mask, SETTLE_GAP_S, settings.settle_s)
         height, width = settings.image_size
         image = screen.encode(frame, (height, width), settings.jpeg_quality)
         self._last = Observation(task.instruction, image)
@@ -112,8 +108,8 @@ class AndroidEmulator:
         """Brings the device to where the task begins; returns the task as the agent is told it."""
         self._run_commands(task.params.get("setup", ()), seed)
         if app := task.params.get("app"):
-            self._device.stop_app(app)
-            self._device.start_app(app)
+            self.device.stop_app(app)
+            self.device.start_app(app)
         return task
 
     def _judged(self, task: Task, wanted: DeviceAction) -> tuple[float, bool]:
@@ -123,11 +119,11 @@ class AndroidEmulator:
 
     def _reached(self, task: Task) -> bool:
         check = task.params.get("check")
-        return check is not None and re.search(check["matches"], self._device.shell(check["command"])) is not None
+        return check is not None and re.search(check["matches"], self.device.shell(check["command"])) is not None
 
     def _run_commands(self, commands: Sequence[str], seed: int) -> None:
         for command in commands:
-            self._device.shell(command.replace("{seed}", str(seed)))
+            self.device.shell(command.replace("{seed}", str(seed)))
 
     def _stop_recording(self) -> None:
         if self._recorder is not None:

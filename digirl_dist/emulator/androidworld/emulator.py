@@ -38,9 +38,9 @@ class AndroidWorldEmulator(AndroidEmulator):
         self._package_of = world.package_of
         super().__init__(settings)
         try:
-            command = self._server.command(self._device.serial)
+            command = self._server.command(self.device.serial)
             adb = world.Adb(*command, COMMAND_S, partial(self._source.wait, LOAD_S))
-            self._world = world.world_of(adb, self._device.frame, self._device.window)
+            self._world = world.world_of(adb, self.device.frame, self.device.window)
         except BaseException:
             self.close()
             raise
@@ -67,7 +67,7 @@ class AndroidWorldEmulator(AndroidEmulator):
             goal = made.goal
         self._instance, self._left = made, steps_allowed(made)
         if made.start_on_home_screen:
-            self._device.perform(DeviceAction("home"))
+            self.device.perform(DeviceAction("home"))
         return replace(task, instruction=goal)
 
     def _judged(self, task: Task, wanted: DeviceAction) -> tuple[float, bool]:
@@ -92,9 +92,9 @@ class AndroidWorldEmulator(AndroidEmulator):
         """Raises EmulatorError for an app that is not installed: AndroidWorld would go on without a word."""
         for app in apps:
             package = self._package_of(app)
-            if package is not None and not self._device.installed(package):
+            if package is not None and not self.device.installed(package):
                 raise EmulatorError(
-                    f"{name} needs the app {app} ({package}), which is not installed on {self._device.serial}: put "
+                    f"{name} needs the app {app} ({package}), which is not installed on {self.device.serial}: put "
                     "AndroidWorld's apps there by `python -m digirl_dist.emulator.androidworld.apps AVD SNAPSHOT`"
                 )
 
