@@ -229,25 +229,20 @@ def _noted(notes: list[str], read: Callable[..., _Read], *where: Any) -> _Read |
         return None
 
 
-def _figures_of(line: dict[str, Json]) -> dict[str, Json] | None:
+def _figures_of(line: dict[str, Json]) -> Json:
     if type(line.get("iteration")) is not int:
         return None
-    found: dict[str, Json] = clean({key: line[key] for key in line if key not in _BULKY})
-    return found
+    return clean({key: line[key] for key in line if key not in _BULKY})
 
 
-def _spent_of(line: dict[str, Json]) -> dict[str, Json] | None:
+def _spent_of(line: dict[str, Json]) -> Json:
     if type(line.get("iteration")) is not int or not isinstance(line.get("slot_seconds_by_worker"), dict):
         return None
-    found: dict[str, Json] = clean({key: line.get(key) for key in _SPENT})
-    return found
+    return clean({key: line.get(key) for key in _SPENT})
 
 
-def _shown_event(event: dict[str, Json]) -> dict[str, Json] | None:
-    if event.get("event") in _USUAL_EVENTS:
-        return None
-    found: dict[str, Json] = clean(event)
-    return found
+def _shown_event(event: dict[str, Json]) -> Json:
+    return None if event.get("event") in _USUAL_EVENTS else clean(event)
 
 
 def _given(content: Mapping[str, Json]) -> list[str]:
