@@ -70,8 +70,7 @@ class Conduct:
         self._order = 0
         self._collected = 0
         self._told_s: float | None = None
-        step_s = job.limits.step_s + job.answer_s
-        self._longest_s = _SLACK_S + job.limits.reset_s + job.guard.most_steps * step_s
+        self._longest_s = _SLACK_S + job.limits.reset_s + job.guard.most_steps * (job.limits.step_s + job.answer_s)
         """What an episode may take, and so what a slot may tell at its end of the time before this connection."""
         self._asked: dict[int, int] = {}
         """The bytes of each open request, by its number."""
@@ -130,8 +129,7 @@ class Conduct:
         self._counted_at = now
         if not (isinstance(message, Ask) and not self.is_asked(message.number)):
             self._tokens -= 1.0
-        if self._tokens < 0:
-            raise ProtocolError("it floods the host with messages that nobody asked for")
+        _require(self._tokens >= 0, "it floods the host with messages that nobody asked for")
 
     def _earn(self, tokens: float) -> None:
         most = _MESSAGES + _PER_SLOT * min(self._slots or 0, _MOST_SLOTS_COUNTED)
@@ -140,15 +138,13 @@ class Conduct:
     def works(self, working: Working, now: float) -> None:
         """The program works for this connection. Raises ProtocolError if not with the slots that it was to have."""
         wanted = self._expected_slots
-        if wanted is not None and working.slots != wanted:
-            raise ProtocolError(f"it has {working.slots} slots, and was to have {wanted}")
+        _require(wanted in (None, working.slots), f"it has {working.slots} slots, and was to have {wanted}")
         self._slots, self._worked_at = working.slots, now
         self._earn(_PER_SLOT * working.slots)
 
     def _check_need(self, need: Need) -> None:
         self._needs[need.what] -= 1
-        if self._needs[need.what] < 0:
-            raise ProtocolError(f"it asks for its {need.what} again and again")
+        _require(self._needs[need.what] >= 0, f"it asks for its {need.what} again and again")
         if need.what == "policy" and self._slots is None:
             return
         known = self._packed if need.what == "job" else set().union(*(digests for _, digests in self._announced))
@@ -156,11 +152,9 @@ class Conduct:
             raise ProtocolError(f"it needs {sorted(unknown)[0]}, which nobody announced")
 
     def _check_ask(self, ask: Ask, attached: int) -> None:
-        is_at_work = self._slots is not None
-        if is_at_work and not self._host_decides:
-            raise ProtocolError("it asks for an action, and has the policy itself")
-        if is_at_work and ask.version > self._newest:
-            raise ProtocolError(f"it asks policy version {ask.version}; the newest is {self._newest}")
+        if self._slots is not None:
+            _require(self._host_decides, "it asks for an action, and has the policy itself")
+            _require(ask.version <= self._newest, f"it asks policy version {ask.version}; the newest is {self._newest}")
         if not self._host_decides or self.is_asked(ask.number):
             return
         self._asked[ask.number] = _BYTES_PER_ASK + len(ask.text) + attached
