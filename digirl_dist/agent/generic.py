@@ -118,8 +118,7 @@ class _Categorical(nn.Module):
         return Decision(action, float(parameters[action]))
 
     def log_prob(self, parameters: torch.Tensor, actions: Sequence[Json]) -> torch.Tensor:
-        chosen = torch.tensor(actions, device=parameters.device)
-        return parameters.gather(1, chosen[:, None])[:, 0]
+        return parameters.gather(1, torch.tensor(actions, device=parameters.device)[:, None])[:, 0]
 
 
 class _Gaussian(nn.Module):

@@ -96,8 +96,7 @@ def log_probs_of_answers(
     ``logits`` [B, T, V] are those from which the tokens were chosen.
     """
     tokens, mask = (part.to(logits.device) for part in padded(answers))
-    of_tokens = sampling.log_probs(logits).gather(2, tokens[:, :, None])[:, :, 0]
-    return of_tokens.masked_fill(~mask, 0.0)
+    return sampling.log_probs(logits).gather(2, tokens[:, :, None])[:, :, 0].masked_fill(~mask, 0.0)
 
 
 def joined(parts: Sequence[torch.Tensor], answers: Sequence[Sequence[int]]) -> tuple[torch.Tensor, torch.Tensor]:

@@ -143,8 +143,7 @@ class Grpo(OptimizerIsTheState):
         of_episodes: dict[int, float] = defaultdict(float)
         for row, count in zip(rows, counts.tolist(), strict=True):
             of_episodes[id(row.episode)] += count
-        own = {"counts": float(counts.sum()), "rows": len(rows), "episodes": len(of_episodes)}
-        sums = totals(own, self._peers)
+        sums = totals({"counts": float(counts.sum()), "rows": len(rows), "episodes": len(of_episodes)}, self._peers)
         mean = sums["counts"] / max(1.0, sums["episodes"])
         factors = [mean / of_episodes[id(row.episode)] if self._settings.per_episode else 1.0 for row in rows]
         return counts * (sums["rows"] / max(1.0, sums["counts"])), torch.tensor(factors, dtype=torch.float64)
@@ -168,13 +167,12 @@ class Grpo(OptimizerIsTheState):
         ``policy_lag`` is the mean number of updates between the policy that acted and the one that learns from it.
         """
         now = max((episode.ticket.iteration for episode in fresh), default=0)
-        kept = {id(row.episode) for row in table if row.outcome == KEPT}
         own = {
             "fresh": len(fresh),
             "lag": sum(now - episode.ticket.policy_version for episode in fresh),
             "groups": len(groups),
             "alike": sum(_alike(members) for members in groups),
-            "kept_trajectories": len(kept),
+            "kept_trajectories": len({id(row.episode) for row in table if row.outcome == KEPT}),
             **counts(table, *self.OUTCOMES),
         }
         found = totals(own, self._peers)

@@ -175,8 +175,7 @@ class Run:
         from digirl_dist.export import export
 
         with shown("export the run", sys.stderr if redraws(sys.stderr) else None) as progress:
-            place = arguments.folder("destination", destination)
-            return export(self.folder, to, place, verdicts, progress.status)
+            return export(self.folder, to, arguments.folder("destination", destination), verdicts, progress.status)
 
     def push_to_hub(self, repository: str, to: str = "datasets", private: bool = True) -> str:
         """Exports and uploads to a repository of the Hugging Face hub; returns the address of the commit.

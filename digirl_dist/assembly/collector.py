@@ -135,11 +135,10 @@ def fleet_collector(fleet: Fleet[Any], context: RunContext) -> Pool:
     from digirl_dist.collect.fleet_collector import FleetCollector
 
     settings = context.settings
-    rules = DispatchRules(settings.prefetch, settings.speculate)
     return FleetCollector(
         fleet,
         settings.limits,
-        rules,
+        DispatchRules(settings.prefetch, settings.speculate),
         context.store,
         context.events,
         context.status,

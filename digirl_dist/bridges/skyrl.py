@@ -30,8 +30,7 @@ class FleetTextEnv(BaseTextEnv):  # type: ignore[misc]
 
     def init(self, prompt: Chat) -> tuple[Chat, dict[str, Any]]:
         """Returns the dataset's prompt with what the device shows. Raises EmulatorError."""
-        seen = self._episode.begin(self._row)
-        return [*prompt, {"role": "user", "content": seen["text"]}], {}
+        return [*prompt, {"role": "user", "content": self._episode.begin(self._row)["text"]}], {}
 
     def step(self, action: str) -> BaseTextEnvStepOutput:
         """Carries out the action that the text names, ``wait`` if it names none. Raises EmulatorError."""

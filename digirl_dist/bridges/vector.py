@@ -118,8 +118,7 @@ def ranked_vector(
         watch = stack.enter_context(Watch(partial(say, rank), settings.distributed.gate_s).kept())
         envs = _vector(RankContext(settings, build_device(settings, settings.emulator), rank, watch))
         stack.callback(envs.close)
-        folder = Path(settings.save_path).expanduser().resolve()
-        yield RankedVector(envs, rank, device, group, folder)
+        yield RankedVector(envs, rank, device, group, Path(settings.save_path).expanduser().resolve())
 
 
 def _vector(context: RankContext) -> EmulatorVector:

@@ -152,8 +152,7 @@ def fitted(text: str, width: int | None = None) -> str:
 def _fitted(line: str, width: int) -> str:
     start = re.match(r" *\S.*?  +", line)
     column = start.end() if start and start.end() < width / 2 else len(line) - len(line.lstrip())
-    indent = " " * column
-    return textwrap.fill(line, width, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False)
+    return textwrap.fill(line, width, subsequent_indent=" " * column, break_long_words=False, break_on_hyphens=False)
 
 
 class _Help(argparse.RawDescriptionHelpFormatter):

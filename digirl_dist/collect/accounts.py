@@ -51,7 +51,6 @@ class IterationStats:
 
     def result(self, of: Round, set_aside: Sequence[str]) -> CollectionResult:
         """Returns what is known of the round but its episodes."""
-        ends = [end for _, _, end in self._episodes]
         return CollectionResult(
             iteration=of.number,
             purpose=of.purpose,
@@ -60,7 +59,7 @@ class IterationStats:
             worker_results=[self._worker_results[name] for name in sorted(self._worker_results)],
             started_at=self.started_at,
             acting_at=self._acting_at(),
-            last_ended_at=max(ends, default=None),
+            last_ended_at=max((end for _, _, end in self._episodes), default=None),
             ended_at=self._clock(),
             busy=self._busy(),
             seconds=self.seconds,

@@ -138,8 +138,7 @@ class FleetCollector(Pool):
             return
         self._overdue_at = now + _OVERDUE_EVERY_S
         for worker, key in self.leases.overdue():
-            reason = "its worker held it for longer than limits.lease_s without a word"
-            self._retry(worker, None, key, reason)
+            self._retry(worker, None, key, "its worker held it for longer than limits.lease_s without a word")
 
     def _is_accounted(self, stats: IterationStats) -> bool:
         """A late answer counts in the next round."""

@@ -212,8 +212,7 @@ class Stream:
         ticket = self._log.ticket(request.key) if running is None else running.ticket
         if ticket is None:
             return None
-        wanted = replace(ticket, task=request.task, seed=request.seed)
-        if misfit := ticket.misfit(wanted):
+        if misfit := ticket.misfit(replace(ticket, task=request.task, seed=request.seed)):
             raise SettingsError(f"key={request.key!r} was asked for before, and not so: {misfit}")
         if running is not None:
             running.due_at = min(running.due_at, request.due_at)

@@ -278,9 +278,8 @@ class Census:
 
     def _refuse_dead(self, rollout: Rollout) -> None:
         if self._failed_starts >= self._job.limits.failures * self._job.slots or not rollout.in_service():
-            reason = rollout.slots[0].reason
             raise CollectionError(
-                f"the emulator does not start on this machine: {reason} -> `digirl-dist doctor --try`"
+                f"the emulator does not start on this machine: {rollout.slots[0].reason} -> `digirl-dist doctor --try`"
             )
 
     def _note(self, happening: Happening) -> None:

@@ -112,14 +112,13 @@ def _lacks(place: Path) -> str:
 def _said(command: list[str]) -> dict[str, Any]:
     """Returns exit status and last line of a command, run without the login's ``PYTHONPATH``, which could change its
     imports."""
-    environment = {name: value for name, value in os.environ.items() if name not in ("PYTHONPATH", "PYTHONHOME")}
     try:
         done = subprocess.run(
             command,
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
-            env=environment,
+            env={name: value for name, value in os.environ.items() if name not in ("PYTHONPATH", "PYTHONHOME")},
             timeout=_COMMAND_LIMIT_S,
         )
     except (OSError, subprocess.TimeoutExpired) as error:

@@ -40,8 +40,7 @@ def steps(emulator: EmulatorSettings, worker_config: WorkerConfig, install: Inst
         "DRY_RUN": "yes" if dry_run else "",
     }
     if isinstance(emulator, EmulatorPlugin):
-        told = emulator.setup_variables(install)
-        variables |= {name: value for name, value in told.items() if value}
+        variables |= {name: value for name, value in emulator.setup_variables(install).items() if value}
     before = "\n".join([frame, (folder / "python.sh").read_text("utf-8"), own])
     return Steps(before, f"{frame}\n{after}" if after else "", variables)
 

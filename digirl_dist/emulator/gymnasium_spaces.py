@@ -333,8 +333,7 @@ def _native(space: spaces.Space[Any], decided: Iterator[Any]) -> Any:
         case spaces.MultiDiscrete():
             return _array(space, decided, space.start.astype(np.int64))
         case spaces.Box() if np.issubdtype(space.dtype, np.floating):
-            numbers = np.asarray(next(decided), space.dtype).reshape(space.shape)
-            return np.clip(numbers, space.low, space.high)
+            return np.clip(np.asarray(next(decided), space.dtype).reshape(space.shape), space.low, space.high)
         case spaces.Box():
             return _array(space, decided, space.low.astype(np.int64))
         case spaces.Tuple():

@@ -84,8 +84,7 @@ class RehearsalEmulator:
         self._share += right
         self._at += 1
         success = self._share > _SUCCESS_SHARE * self._length
-        seen = self._see("")
-        return Transition(seen, right / self._length, terminated=self._at >= self._length, success=success)
+        return Transition(self._see(""), right / self._length, terminated=self._at >= self._length, success=success)
 
     def oracle(self) -> Json:
         """Returns the right action."""

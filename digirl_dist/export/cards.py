@@ -73,8 +73,7 @@ def model_card(source: Source, version: int) -> str:
 
 def inert(value: Json) -> str:
     """Returns a value as text that neither Markdown nor HTML takes for anything else, on one line."""
-    shown = _plain(str(value))
-    return "".join(sign if sign.isalnum() or sign == " " else f"&#{ord(sign)};" for sign in shown)
+    return "".join(sign if sign.isalnum() or sign == " " else f"&#{ord(sign)};" for sign in _plain(str(value)))
 
 
 def _plain(text: str) -> str:

@@ -266,8 +266,7 @@ class Session:
             return
         self._greeted_it = True
         if ready.protocol not in SPOKEN or ready.package != self._spec.package:
-            reason = "a program of another version serves this run; it is replaced"
-            raise ProgramSilent(self._spec.name, reason)
+            raise ProgramSilent(self._spec.name, "a program of another version serves this run; it is replaced")
         self._rim.send(self._job.message(self._spec))
         if ready.machine is not None:
             self._say(ready)
@@ -301,8 +300,7 @@ class Session:
         """Holds what the program says of itself against what the host believes."""
         name, limits = self._spec.name, self._limits
         if beat.for_s > limits.stuck_s:  # heartbeats come from a thread of the program; its loop must get on as well
-            reason = f"the worker program is stuck: {beat.doing} since {beat.for_s:.0f} s"
-            raise ProgramSilent(name, reason)
+            raise ProgramSilent(name, f"the worker program is stuck: {beat.doing} since {beat.for_s:.0f} s")
         if min(beat.unheard_s, self._pinged_for(now)) > limits.silence_s:
             reason = f"the worker program has not heard of this host for {beat.unheard_s:.0f} s: the link is half-open"
             raise ProgramDeaf(name, reason)

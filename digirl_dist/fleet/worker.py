@@ -328,8 +328,7 @@ class RemoteWorker:
         try:
             self._come_and_go()
         except Exception as defect:  # of ours: this life must not end without a word
-            error = failure_here(self.spec.name, "bring it back", defect)
-            self.post(Lost(self.spec.name, error, is_final=True))
+            self.post(Lost(self.spec.name, failure_here(self.spec.name, "bring it back", defect), is_final=True))
         finally:
             self._ended.set()
 

@@ -67,10 +67,9 @@ class PolicyProcess:
 
     def _start(self) -> None:
         ours, theirs = socket.socketpair()
-        command = [sys.executable, "-m", "digirl_dist.inference.policy_process", str(theirs.fileno()), *self._words]
         with theirs, opened_log(self._log) as log:
             self._process = subprocess.Popen(
-                command,
+                [sys.executable, "-m", "digirl_dist.inference.policy_process", str(theirs.fileno()), *self._words],
                 pass_fds=[theirs.fileno()],
                 stdin=subprocess.DEVNULL,
                 stdout=log,

@@ -332,11 +332,10 @@ def loading(checkpoint: str) -> Iterator[None]:
     try:
         yield
     except (StateError, RuntimeError, KeyError, ValueError) as error:
-        why = in_short(error)
         raise CheckpointError(
             f"{checkpoint} does not fit the configured agent and algorithm; use the "
             "configuration that the run was started with, or another save_path, and start_from to begin with this "
-            f"one's policy ({why})"
+            f"one's policy ({in_short(error)})"
         ) from error
 
 

@@ -262,14 +262,13 @@ def _vector(seen: Observation) -> bytes | None:
 
 
 def _done(step: Step) -> _Done:
-    goals = json.dumps([dict(goal) for goal in step.achieved])
     return _Done(
         json.dumps(step.action),
         float32(step.log_prob),
         float32(step.reward),
         bool(step.terminated),
         bool(step.truncated),
-        goals,
+        json.dumps([dict(goal) for goal in step.achieved]),
         np.asarray(step.token_log_probs, "<f4").tobytes(),
         np.asarray(step.tokens, "<i4").tobytes(),
         np.asarray(step.prompt_tokens, "<i4").tobytes(),

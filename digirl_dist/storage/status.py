@@ -66,8 +66,7 @@ def run_state(folder: Path) -> RunState:
     except (OSError, ValueError, RecursionError, RunFolderError):
         return RunState("running" if is_running(folder) else "unknown")
     if told.state == "running" and not is_running(folder):
-        error = "its process ended without a word"
-        return RunState("interrupted", told.what, error, told.time, told.doing, told.since)
+        return RunState("interrupted", told.what, "its process ended without a word", told.time, told.doing, told.since)
     return RunState(told.state, told.what, told.error, told.time, told.doing, told.since)
 
 

@@ -171,9 +171,8 @@ def evaluation_stream(context: RankContext) -> Stream:
     """Returns the stream of the evaluations: tasks of the test split, on seeds that training never draws."""
     settings, name = context.settings, f"rank{context.rank.rank}"
     tasks = schedule.test_tasks(settings)
-    watched = WatchedEmulator(context.emulator.factory(), context.watch, "the emulator that evaluates")
     return Stream(
-        watched,
+        WatchedEmulator(context.emulator.factory(), context.watch, "the emulator that evaluates"),
         tasks,
         name,
         _EVALUATION_SLOT,

@@ -78,8 +78,7 @@ class InProcessTrainer:
         started_at = time.monotonic()
         figures = self.learn(checkpoint, store)
         learned_at = time.monotonic()
-        saved = self.save(checkpoint.iteration + 1, figures)
-        return Update(saved, figures, started_at, learned_at, self._refused)
+        return Update(self.save(checkpoint.iteration + 1, figures), figures, started_at, learned_at, self._refused)
 
     def follow(self, iteration: int) -> Checkpoint:
         """Moves to the checkpoint of an iteration and returns it; reads its weights only if they are not loaded yet."""

@@ -53,8 +53,7 @@ class JointTrainer:
         learned_at = time.monotonic()
         refused, self._refused = self._refused, ()
         figures["episodes_refused"] = float(len(refused))
-        saved = self._trainer.save(checkpoint.iteration + 1, figures)
-        return Update(saved, figures, started_at, learned_at, refused)
+        return Update(self._trainer.save(checkpoint.iteration + 1, figures), figures, started_at, learned_at, refused)
 
     def close(self) -> None:
         """Releases the other ranks. Idempotent."""

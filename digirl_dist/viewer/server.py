@@ -158,12 +158,10 @@ class Pages:
         return _json(list(self._runs))
 
     def _news(self, run: ViewedRun, request: Request) -> str:
-        asked = request.query_params
-        return run.news(*(asked.get(name, "") for name in ("figures", "measured", "stamp")))
+        return run.news(*(request.query_params.get(name, "") for name in ("figures", "measured", "stamp")))
 
     def _timeline(self, run: ViewedRun, request: Request) -> str:
-        asked = request.query_params
-        return run.timeline_news(*(asked.get(name, "") for name in ("iterations", "events")))
+        return run.timeline_news(*(request.query_params.get(name, "") for name in ("iterations", "events")))
 
     def _of_run(self, answer: Callable[[ViewedRun, Request], Any]) -> Callable[[Request], Response]:
         def respond(request: Request) -> Response:

@@ -158,8 +158,7 @@ class Installation:
         return False
 
     def _files(self) -> int:
-        found = os.walk(self._venv)
-        return sum(len(names) for folder, _, names in found if not folder.endswith("__pycache__"))
+        return sum(len(names) for folder, _, names in os.walk(self._venv) if not folder.endswith("__pycache__"))
 
     def _state(self) -> dict[str, Any]:
         """Whatever changes the environment when it changes."""

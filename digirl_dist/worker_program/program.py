@@ -118,8 +118,7 @@ class Program:
         self._ended, self.stopped = True, stopped
 
     def start_slots(self, job: StartJob) -> PoolSize:
-        machine = Machine.here(job.sharers if job.slots is None else 1)
-        chosen = pool_size(job.slots, machine, job.needs)
+        chosen = pool_size(job.slots, Machine.here(job.sharers if job.slots is None else 1), job.needs)
         policies = self._deciders(job)
         chosen = replace(chosen, slots=min(chosen.slots, MOST_SLOTS))
         slots = self._new_slots(job, chosen.slots)

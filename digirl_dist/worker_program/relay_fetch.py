@@ -117,8 +117,7 @@ def fetch(folder: JobFolder, request: Fetch) -> None:
     """Fetches what is asked for, and reports to the host why not all of it came."""
     fetcher = Fetcher(folder, request.tensors)
     try:
-        known = _known_host(request)
-        with _in_memory(known) as known_hosts, _in_memory(request.private_key) as identity:
+        with _in_memory(_known_host(request)) as known_hosts, _in_memory(request.private_key) as identity:
             session = ProcessSession(_command(request, known_hosts, identity), os.environ)
             channel = PipedChannel(session, "there", "ssh", math.inf, 1.0, lambda wait_s: None)
             with CourierClient(channel, replace(SshSettings(), stall_s=math.inf)) as courier:

@@ -47,7 +47,6 @@ class AdbServer:
         for left in (folder / name, log):  # of one that was killed; the slot's lock says that it is not in use
             left.unlink(missing_ok=True)
         command = [self._adb, "-L", f"localfilesystem:{name}", "nodaemon", "server"]
-        environment = {**os.environ, **_NO_SCAN}
         with opened_log(log) as output:
             self._process = subprocess.Popen(
                 command,
@@ -55,7 +54,7 @@ class AdbServer:
                 stdin=subprocess.DEVNULL,
                 stdout=output,
                 stderr=output,
-                env=environment,
+                env={**os.environ, **_NO_SCAN},
                 umask=0o077,
             )
         deadline = time.monotonic() + _START_LIMIT_S

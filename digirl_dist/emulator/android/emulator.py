@@ -100,8 +100,7 @@ class AndroidEmulator:
         settings = self._settings
         frame = screen.settled(self.device.frame, self._mask, SETTLE_GAP_S, settings.settle_s)
         height, width = settings.image_size
-        image = screen.encode(frame, (height, width), settings.jpeg_quality)
-        self._last = Observation(task.instruction, image)
+        self._last = Observation(task.instruction, screen.encode(frame, (height, width), settings.jpeg_quality))
         return self._last
 
     def _prepare(self, task: Task, seed: int) -> Task:

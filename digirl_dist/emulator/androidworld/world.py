@@ -47,7 +47,6 @@ class Adb:
     def execute_command(self, args: list[str], timeout: float | None = None, device_specific: bool = True) -> bytes:
         """Returns what it prints. Raises AdbControllerError, as the tasks expect."""
         words = [*self.command, *args]
-        limit_s = timeout or self.limit_s
         try:
             done = subprocess.run(
                 words,
@@ -55,7 +54,7 @@ class Adb:
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.PIPE,
                 stderr=subprocess.STDOUT,
-                timeout=limit_s,
+                timeout=timeout or self.limit_s,
             )
         except (OSError, subprocess.TimeoutExpired) as error:
             raise AdbControllerError(f"adb {' '.join(args)[:200]}: {error}") from error

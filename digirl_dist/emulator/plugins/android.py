@@ -28,8 +28,7 @@ class AndroidSettings(AndroidOptions, EmulatorPlugin):
 
         spec = android_spec(self)
         needs = Needs(2500, 1.0) if self.avd else Needs(100, 0.1)
-        factory = partial(AndroidEmulator, self)
-        return Device(factory, spec, max_steps=MAX_STEPS, extras=("android",), needs=needs)
+        return Device(partial(AndroidEmulator, self), spec, max_steps=MAX_STEPS, extras=("android",), needs=needs)
 
     def tasks(self, task_set: str, split: str) -> Sequence[Task]:
         from digirl_dist.emulator.android.tasks import android_tasks

@@ -131,8 +131,7 @@ class OpenSshConnection(Connection):
         except SessionRefused as error:
             raise too_many_channels(self.worker, line, str(error)) from error
         except OSError as error:
-            why = self._master.ended(_ANSWER_S) or str(error)
-            raise broken_at_start(self.worker, line, why) from error
+            raise broken_at_start(self.worker, line, self._master.ended(_ANSWER_S) or str(error)) from error
         pace = self._settings.stall_s, 1024 * self._settings.slowest_kb_s
         return PipedChannel(session, self.worker, line, *pace, self._master.ended)
 

@@ -82,8 +82,7 @@ class ParamikoConnection(Connection):
             raise too_many_channels(self.worker, line, error.text) from error
         except (paramiko.SSHException, OSError, EOFError) as error:
             raise broken_at_start(self.worker, line, error) from error
-        slowest = 1024 * self._settings.slowest_kb_s
-        return ParamikoChannel(raw, self.worker, line, self._settings.stall_s, slowest)
+        return ParamikoChannel(raw, self.worker, line, self._settings.stall_s, 1024 * self._settings.slowest_kb_s)
 
     def close(self) -> None:
         self._watch.stop()
