@@ -1,9 +1,9 @@
 """An inference server with a tiny model, as a process: ``python tests/engine_server.py FOLDER [--sglang] [--raw] …``.
 
 It answers as vLLM 0.32 documents it: chat completions with token ids and log-probabilities, LoRA weights that are
-loaded from a folder, ``/v1/models``, sleep and wake. With ``--sglang`` the forms are SGLang 0.5.23's. Parameters that a
-request leaves out come from defaults that would change the distribution, as servers take them from
-``generation_config.json``.
+loaded from a folder, whole weights with their version and caches, ``/v1/models``, sleep and wake. With ``--sglang`` the
+forms are SGLang 0.5.23's. Parameters that a request leaves out come from defaults that would change the distribution,
+as servers take them from ``generation_config.json``.
 """
 
 from __future__ import annotations
@@ -48,6 +48,15 @@ class Model:
         self.peft: PeftModel | None = None
         self.raw, self.scale = raw, scale
         self.adapters: dict[str, str] = {}
+        self.version = "default"
+        self.stale: set[str] = set()
+        """Caches that still have what weights before these made: answers are by those."""
+
+    def replace(self, path: str, stale: set[str]) -> None:
+        from transformers import AutoModelForImageTextToText
+
+        self.stale, self.before = stale, self.base
+        self.base = AutoModelForImageTextToText.from_pretrained(path).eval()
 
     def load(self, name: str, path: str) -> None:
         from peft import PeftModel
@@ -74,7 +83,10 @@ class Model:
 
         asked = {**_MODEL_DEFAULTS, **body}
         assert asked["top_p"] == 1.0 and asked["top_k"] in (0, -1) and asked["repetition_penalty"] == 1.0, "truncated"
-        self.peft.set_adapter(adapter)
+        model = self.before if self.stale else self.base
+        if adapter != BASE:
+            model = self.peft
+            model.set_adapter(adapter)
         given = self.processor.apply_chat_template(
             [_with_images(body["messages"])], add_generation_prompt=True, tokenize=True, return_dict=True,
             return_tensors="pt",
@@ -85,7 +97,7 @@ class Model:
         while len(tokens) < body["max_tokens"] and not (tokens and tokens[-1] in body["stop_token_ids"]):
             ids = torch.tensor([prompt + tokens])
             with torch.no_grad():
-                logits = self.peft(
+                logits = model(
                     input_ids=ids, attention_mask=torch.ones_like(ids), pixel_values=given["pixel_values"]
                 ).logits[0, -1]
             raw = logits.log_softmax(0)
@@ -118,6 +130,10 @@ class Handler(BaseHTTPRequestHandler):
     sleeps = False
 
     def do_GET(self) -> None:
+        if self.path in ("/weight_info", "/model_info"):
+            told = self.options.sglang or self.options.dev_mode
+            self._send(200 if told else 404, {"weight_version": self.model.version})
+            return
         cards = [{"id": BASE, "parent": None}, *({"id": name, "parent": BASE} for name in self.model.adapters)]
         owner = "sglang" if self.options.sglang else "vllm"
         self._send(200, {"object": "list", "data": [{**card, "object": "model", "owned_by": owner} for card in cards]})
@@ -142,6 +158,20 @@ class Handler(BaseHTTPRequestHandler):
                 self._nap(self._naps().index(self.path) == 0)
             elif Handler.sleeps:
                 self._send(500, {"error": {"message": "it sleeps"}})
+            elif self.path == "/update_weights_from_disk" and self.options.sglang:
+                self.model.replace(body["model_path"], set())
+                self.model.version = body["weight_version"]
+                self._send(200, {"success": True})
+            elif self.path == "/collective_rpc" and self.options.dev_mode:
+                assert body["method"] == "reload_weights"
+                self.model.replace(body["kwargs"]["weights_path"], {"prefix", "mm", "encoder"})
+                self._send(200, {"results": [None]})
+            elif self.path == "/update_weight_version" and self.options.dev_mode:
+                self.model.version = body["new_version"]
+                self._send(200, {"success": True})
+            elif self.path.startswith("/reset_") and self.options.dev_mode:
+                self.model.stale.remove(self.path.split("_")[1])
+                self._send(200, {"success": True})
             elif self.path == "/v1/chat/completions":
                 self._complete(body)
             else:
@@ -181,7 +211,7 @@ class Handler(BaseHTTPRequestHandler):
         if Handler.asked > self.options.dies_after:
             os._exit(9)
         name = body["model"].removeprefix(f"{BASE}:") if self.options.sglang else body["model"]
-        if name not in self.model.adapters:
+        if name not in (BASE, *self.model.adapters):
             self._fail(404, f"The model `{name}` does not exist.")
             return
         prompt, tokens, chances, reason = self.model.answer(name, body)
@@ -268,6 +298,7 @@ def start(words: Sequence[str]) -> None:
     parser.add_argument("--raw", action="store_true", help="log-probabilities before the temperature, vLLM's default")
     parser.add_argument("--lora-scale", type=float, default=1.0, help="0 ignores the adapters")
     parser.add_argument("--can-sleep", action="store_true", help="--enable-sleep-mode, or --enable-memory-saver")
+    parser.add_argument("--dev-mode", action="store_true", help="VLLM_SERVER_DEV_MODE")
     parser.add_argument("--dies-after", type=float, default=math.inf, help="answers")
     Handler.options = parser.parse_args(words)
     Handler.model = Model(Handler.options.folder, Handler.options.raw, Handler.options.lora_scale)

@@ -12,7 +12,7 @@ from digirl_dist.agent.plugins.vlm import VlmSettings
 from digirl_dist.agent.vlm.served import Exactness, ServedVlm
 from digirl_dist.assembly.parts import placed
 from digirl_dist.chat.client import Outage
-from digirl_dist.chat.lora_server import LoraServer
+from digirl_dist.chat.engine_servers import EngineServer, engine_server
 from digirl_dist.errors import SettingsError
 from digirl_dist.inference.engine_policies import EnginePolicies, Outages, SleepingAgent
 from digirl_dist.inference.spread import SpreadAgent
@@ -30,7 +30,7 @@ def build_engine(context: RunContext, engine: OpenAIEngineSettings) -> EnginePol
     """
     outages = Outages(context.events, context.status, ", ".join(engine.urls))
     is_alone = len(engine.urls) == 1
-    servers = [LoraServer(settings, outages if is_alone else _unheard) for settings in engine.servers]
+    servers = [engine_server(settings, outages if is_alone else _unheard) for settings in engine.servers]
     compared = _compared(context, engine, servers)
     gc.collect()
     if torch.cuda.is_available():
@@ -54,7 +54,7 @@ def _unheard(_: Outage) -> None:
     """The loss of one of several servers is told by who spreads the requests."""
 
 
-def _compared(context: RunContext, engine: OpenAIEngineSettings, servers: list[LoraServer]) -> list[ServedVlm]:
+def _compared(context: RunContext, engine: OpenAIEngineSettings, servers: list[EngineServer]) -> list[ServedVlm]:
     """Builds the agent, compares each server with it, and lets it go."""
     context.status.host("compare the servers of engine.url with agent.model")
     folder = expanded(engine.adapters, "engine.adapters") if engine.adapters else context.folder.root / "adapters"
@@ -70,6 +70,7 @@ def _compared(context: RunContext, engine: OpenAIEngineSettings, servers: list[L
         context.events.emit("engine_checked", url=server.url, **asdict(exactness))
         if not exactness.mean <= min(engine.tolerance, exactness.without):
             raise SettingsError(_inexact(engine, server.url, exactness))
+    agent.cpu()  # the servers have the memory of the GPUs
     return found
 
 

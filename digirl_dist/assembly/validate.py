@@ -26,6 +26,7 @@ from digirl_dist.parallel.rank import Rank
 from digirl_dist.plain_text import nearest
 from digirl_dist.report import loggers
 from digirl_dist.settings import (
+    EngineWeights,
     Inference,
     OpenAIEngineSettings,
     Parallel,
@@ -104,7 +105,7 @@ def refuse_unstartable(settings: Settings, rank: Rank | None = None, command: Co
     if command is Command.ranks or settings.parallel is not Parallel.host or settings.dry_run:
         _refuse_memory(settings, device)
     if isinstance(settings.engine, OpenAIEngineSettings) and needs_emulators(settings):
-        from digirl_dist.chat.lora_server import reach
+        from digirl_dist.chat.engine_servers import reach
 
         for server in settings.engine.servers:
             reach(server)
@@ -234,8 +235,10 @@ def _refuse_engine(settings: Settings) -> None:
             f"engine.answer_s={engine.answer_s:g} and engine.outage_s={engine.outage_s:g} together must be below "
             f"limits.stuck_s={settings.limits.stuck_s:g}, after which workers give a request up"
         )
-    if engine.sleep and settings.ahead:
+    if settings.ahead and engine.sleep:
         raise SettingsError("engine.sleep=true: with ahead, the servers act while the host learns; set ahead=0")
+    if settings.ahead and engine.weights is EngineWeights.full:
+        raise SettingsError("engine.weights=full: with ahead, a server acts by several versions; set ahead=0")
     with extra_needed("engine=openai", "httpx", "endpoint"):
         from digirl_dist.chat.client import key_of
     key_of(engine.chat, "engine")

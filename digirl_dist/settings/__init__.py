@@ -15,7 +15,7 @@ from digirl_dist.settings.algorithms import (
     ValueSettings,
     algorithm_settings,
 )
-from digirl_dist.settings.engines import EngineSettings, OpenAIEngineSettings, TransformersEngineSettings
+from digirl_dist.settings.engines import EngineSettings, EngineWeights, OpenAIEngineSettings, TransformersEngineSettings
 from digirl_dist.settings.judging import ChatSettings, JudgeSettings, Success
 from digirl_dist.settings.plugins import AgentSettings, AlgorithmBlock, CollectorSettings, EmulatorSettings, exported
 from digirl_dist.settings.run import (

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass, replace
+from enum import Enum
 from typing import Any
 
 from digirl_dist.errors import SettingsError
@@ -27,9 +28,16 @@ class TransformersEngineSettings(EngineSettings):
     name: str = "transformers"
 
 
+class EngineWeights(Enum):
+    """Which weights an inference server is given."""
+
+    lora = "lora"
+    full = "full"
+
+
 @dataclass
 class OpenAIEngineSettings(EngineSettings):
-    """An inference server acts: vLLM or SGLang, which loads new LoRA weights while running."""
+    """An inference server acts: vLLM or SGLang, which loads new weights while running."""
 
     name: str = "openai"
     url: Any = MISSING
@@ -37,6 +45,9 @@ class OpenAIEngineSettings(EngineSettings):
     which share the requests. If one is lost, the others go on."""
     key_variable: str = ""
     """Name of the environment variable with the server's key; empty: it needs none."""
+    weights: EngineWeights = EngineWeights.lora
+    """What the server loads: the low-rank weights, or all of the model's with these added (``full``), for models and
+    layers that its LoRA does not know. ``full`` writes the whole model for each version, and needs ``ahead=0``."""
     adapters: Elsewhere | None = None
     """Folder through which the server gets the weights; it must see it under the same path. null:
     ``save_path/adapters``."""

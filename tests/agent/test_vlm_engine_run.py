@@ -74,6 +74,11 @@ def test_it_trains_through_a_server_and_ends_with_one_line_when_that_stays_away(
     (left,) = [event for event in events(out, "engine_away") if event["reason"].endswith("1 of 2 servers go on")]
     assert leaving.url in left["reason"] and [line["episodes"] for line in metrics(out)] == [8] * 4
     assert all(line["mismatch"] < 1e-3 for line in metrics(out) if "mismatch" in line)
+    with engine(model, tmp_path / "fifth", "--can-sleep", "--dev-mode", key=KEY) as whole:
+        again = run(whole.url, 5, "engine.sleep=true", "engine.weights=full")
+        assert again.returncode == 0, again.stderr[-3000:]
+        assert {path for path, _ in whole.posts()} >= {"/collective_rpc", "/reset_encoder_cache", "/wake_up"}
+        _assert_exact(out, model, iteration=4)
     said = "".join(path.read_text(errors="replace") for path in out.glob("*.*") if path.is_file())
     assert KEY not in said + done.stdout + lost.stderr
 

@@ -20,13 +20,13 @@ from tiny_vlm import save_tiny_vlm
 
 from digirl_dist.agent.vlm import VlmAgent
 from digirl_dist.agent.vlm.served import ServedVlm
-from digirl_dist.chat.lora_server import LoraServer
+from digirl_dist.chat.engine_servers import LoraServer, engine_server
 from digirl_dist.emulator import DeviceActions, EmulatorSpec
 from digirl_dist.emulator.touch_actions import TOKENS
 from digirl_dist.errors import ChatAway, ChatRefused
 from digirl_dist.inference.engine_policies import EnginePolicies, Outages
 from digirl_dist.inference.requests import InferenceFailure, InferenceRequest, InferenceResult, RandomStream
-from digirl_dist.settings import LoraSettings, OpenAIEngineSettings, VlmSettings
+from digirl_dist.settings import EngineWeights, LoraSettings, OpenAIEngineSettings, VlmSettings
 from digirl_dist.storage.checkpoint import Checkpoint, Checkpoints
 from digirl_dist.storage.events import Events
 from digirl_dist.storage.status import Status
@@ -75,9 +75,9 @@ def agent_of(folder: Path, shift: float = 0.0) -> VlmAgent:
     return agent
 
 
-def served_by(running: Engine, agent: VlmAgent, adapters: Path, run: str = "run") -> ServedVlm:
-    server = LoraServer(OpenAIEngineSettings(url=running.url, outage_s=1.0))
-    return ServedVlm(agent, server, adapters, run)
+def served_by(running: Engine, agent: VlmAgent, folder: Path, weights: EngineWeights = EngineWeights.lora) -> ServedVlm:
+    settings = OpenAIEngineSettings(url=running.url, outage_s=1.0, weights=weights)
+    return ServedVlm(agent, engine_server(settings), folder, "run")
 
 
 def rng(number: int = 0) -> np.random.Generator:
@@ -112,7 +112,7 @@ def test_a_version_is_answered_by_its_own_weights_alone(folder: Path, tmp_path: 
     with pytest.raises(ChatRefused, match="No adapter"):
         served.decide(names[0], SEEN, rng())
     served_by(server, old, tmp_path / "adapters").clear()
-    assert LoraServer(OpenAIEngineSettings(url=server.url)).adapters() == []
+    assert LoraServer(OpenAIEngineSettings(url=server.url)).loaded() == []
     assert list((tmp_path / "adapters").iterdir()) == []
 
 
@@ -145,6 +145,35 @@ def test_a_server_that_slept_answers_as_before(folder: Path, tmp_path: Path, ser
         served.decide(adapter, SEEN, rng())
     served.wake()
     assert served.decide(adapter, SEEN, rng()) == before
+
+
+@pytest.mark.parametrize(
+    ("server", "options"),
+    [(["--dev-mode"], ["--dev-mode"]), (["--sglang"], ["--sglang"])],
+    ids=["vllm", "sglang"],
+    indirect=["server"],
+)
+def test_a_server_without_lora_gets_the_whole_model_and_one_that_lost_it_gets_it_again(
+    folder: Path, tmp_path: Path, server: Engine, options: list[str]
+) -> None:
+    agent = agent_of(folder)
+    served = served_by(server, agent, tmp_path / "weights", EngineWeights.full)
+    found = served.check(agent)
+    assert found.mean < 1e-4 < found.without
+    agents = {version: agent_of(folder, shift) for version, shift in ((1, 0.1), (2, 0.3))}
+    names = {version: served.load(version, agent.state_dict()) for version, agent in agents.items()}
+    for version in 1, 2, 1:
+        decision = served.decide(names[version], SEEN, rng())
+        with torch.no_grad():
+            own = agents[version].log_prob([SEEN], [decision.action]).item()
+        assert own == pytest.approx(decision.log_prob, abs=1e-4)
+    server.start_anew(*options)
+    assert served.decide(names[1], SEEN, rng()) == decision
+    served.unload(names[2])
+    assert [path.name for path in (tmp_path / "weights").iterdir()] == [names[1]]
+    server.start_anew("--can-sleep")
+    with pytest.raises(ChatRefused, match="VLLM_SERVER_DEV_MODE=1"):
+        served.load(2, agents[2].state_dict())
 
 
 @pytest.mark.parametrize("tokens", [[5], [5, 2, 5], [5] * 6, [5, 99, 2], [5, 3, 2]])

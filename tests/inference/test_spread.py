@@ -17,7 +17,7 @@ import torch
 from chat_server import Answer, Endpoint, answers_with, endpoint, fails, hangs_up, sends
 
 from digirl_dist.chat.client import Outage
-from digirl_dist.chat.lora_server import LoraServer
+from digirl_dist.chat.engine_servers import LoraServer
 from digirl_dist.errors import ChatAway, ChatRefused, SettingsError
 from digirl_dist.inference.engine_policies import EnginePolicies, Outages
 from digirl_dist.inference.requests import InferenceReply, InferenceRequest, InferenceResult, RandomStream

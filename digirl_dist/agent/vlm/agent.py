@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Any, TypeVar
 
 import numpy as np
@@ -123,6 +124,17 @@ class VlmAgent(nn.Module):
         if {name: tuple(tensor.shape) for name, tensor in state.items()} != own:
             raise RuntimeError("these are not the low-rank weights of agent.model with agent.lora")
         return set_peft_model_state_dict(self._adapted, dict(state))
+
+    def save_merged(self, folder: Path) -> None:
+        """Saves the model with the low-rank weights added to its own, in its own type, as transformers would."""
+        layers, merged = dict(self._model.named_modules()), {}
+        for name, tensor in self._model.state_dict().items():
+            layer, inside, ending = name.partition(".base_layer")
+            if inside and ending == ".weight":
+                tensor = (tensor + layers[layer].get_delta_weight("default")).to(tensor.dtype)
+            if ".lora_" not in name:
+                merged[layer + ending] = tensor.contiguous()
+        self._model.save_pretrained(folder, state_dict=merged)
 
     @property
     def adapter_config(self) -> Any:

@@ -1,4 +1,4 @@
-"""The low-rank weights of ``agent=vlm`` in an inference server, which acts with them."""
+"""The weights of ``agent=vlm`` in an inference server, which acts with them."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from digirl_dist.agent.sampling import Answer
 from digirl_dist.agent.vlm.agent import VlmAgent
 from digirl_dist.chat import image_part
 from digirl_dist.chat.client import Sampled
-from digirl_dist.chat.lora_server import LoraServer
+from digirl_dist.chat.engine_servers import EngineServer
 from digirl_dist.emulator.touch_actions import TOKENS
 from digirl_dist.errors import ChatRefused, SettingsError
 from digirl_dist.trajectory import Decision, Observation
@@ -52,24 +52,24 @@ class Exactness:
 
 
 class ServedVlm:
-    """Fulfils ``ServedAgent``. Each version is an adapter whose name has the version and a digest of its weights.
+    """Fulfils ``ServedAgent``. Each version has a name, of the version and a digest of its low-rank weights.
 
     So no name ever stands for other weights, whatever a server kept of an earlier process or put into its caches.
     """
 
-    def __init__(self, agent: VlmAgent, server: LoraServer, folder: Path, run: str) -> None:
-        """``agent`` tells how the model speaks and what adapters look like; it is not kept.
-
-        ``folder`` is where server and host hand adapters over.
+    def __init__(self, agent: VlmAgent, server: EngineServer, folder: Path, run: str) -> None:
+        """``agent`` tells how the model speaks and what adapters look like; it is kept if the server takes the whole
+        model. ``folder`` is where server and host hand weights over.
         """
         self._wording, self._config = agent.wording, copy.copy(agent.adapter_config)
         self._config.base_model_name_or_path, self._config.inference_mode = agent.model, True
         self._server, self._folder, self._run = server, folder.absolute(), run
         self._request = _request(agent)
+        self._whole = agent if server.is_whole else None
 
     def clear(self) -> None:
         """Removes what earlier processes of this run left in the server and on disk. Raises ChatError."""
-        for adapter in self._server.adapters():
+        for adapter in self._server.loaded():
             if adapter.startswith(f"{self._run}-"):
                 self._server.unload(adapter)
         for left in self._folder.glob(f"{self._run}-*"):
@@ -80,7 +80,7 @@ class ServedVlm:
         content = save({name: tensor.contiguous().cpu() for name, tensor in state.items()})
         adapter = f"{self._run}-v{version}-{hashlib.sha256(content).hexdigest()[:12]}"
         if not (self._folder / adapter).exists():
-            self._write(adapter, content)
+            self._write(adapter, state, content)
         self._server.load(adapter, self._folder / adapter)
         return adapter
 
@@ -120,6 +120,7 @@ class ServedVlm:
             answers = [self._sample(adapter, seen, np.random.default_rng(at)) for at, seen in enumerate(screens)]
         finally:
             self.unload(adapter)
+        agent.load_state_dict(fresh)
         without = self._apart(agent, screens, answers)
         agent.load_state_dict(state)
         with_them = self._apart(agent, screens, answers)
@@ -135,13 +136,17 @@ class ServedVlm:
             computed = agent.log_prob(screens, actions).double().cpu().tolist()
         return [abs(sum(answer.log_probs) - own) for answer, own in zip(answers, computed, strict=True)]
 
-    def _write(self, adapter: str, content: bytes) -> None:
+    def _write(self, adapter: str, state: Mapping[str, torch.Tensor], content: bytes) -> None:
         try:
             self._folder.mkdir(parents=True, exist_ok=True)
             part = Path(mkdtemp(dir=self._folder, prefix=f"{self._run}-part-"))
             part.chmod(0o755)
-            (part / "adapter_model.safetensors").write_bytes(content)
-            self._config.save_pretrained(str(part))
+            if self._whole:
+                self._whole.load_state_dict(state)
+                self._whole.save_merged(part)
+            else:
+                (part / "adapter_model.safetensors").write_bytes(content)
+                self._config.save_pretrained(str(part))
             with suppress(FileExistsError):
                 os.rename(part, self._folder / adapter)
         except OSError as error:
@@ -154,7 +159,7 @@ class ServedVlm:
         try:
             sampled = self._server.sample(adapter, chat, request)
         except ChatRefused:
-            if adapter in self._server.adapters():
+            if adapter in self._server.loaded():
                 raise
             self._server.load(adapter, self._folder / adapter)  # the server was started again
             sampled = self._server.sample(adapter, chat, request)

@@ -14,7 +14,7 @@ import pytest
 from chat_server import Endpoint, drips_a_body, endless, endpoint, fails, hangs_up, redirects, sends
 
 from digirl_dist.chat.client import Sampled
-from digirl_dist.chat.lora_server import LoraServer, reach
+from digirl_dist.chat.engine_servers import LoraServer, reach
 from digirl_dist.errors import ChatAway, ChatError, ChatRefused, SettingsError
 from digirl_dist.settings import OpenAIEngineSettings
 
