@@ -161,19 +161,22 @@ class WholeServer(EngineServer):
 
     def loaded(self) -> list[str]:
         path = f"{self._root}/{'model_info' if self._is_sglang else 'weight_info'}"
-        version = self._server.read(path, _VERSIONS, "version of its weights", self._away).weight_version
+        try:
+            version = self._server.read(path, _VERSIONS, "version of its weights", self._away).weight_version
+        except ChatRefused as error:
+            raise ChatRefused(f"{error}; for engine.weights=full, start vLLM with VLLM_SERVER_DEV_MODE=1") from None
         return [version] if version else []
 
     def load(self, name: str, folder: Path) -> None:
         with self._idle:
             self._idle.wait_for(lambda: not self._asked)
+            if name in self.loaded():
+                return
             try:
-                if name not in self.loaded():
-                    self._replace(name, str(folder))
+                self._replace(name, str(folder))
             except ChatError as error:
                 raise type(error)(
-                    f"{error}; for engine.weights=full, vLLM needs VLLM_SERVER_DEV_MODE=1, and the server must see "
-                    f"{folder.parent}, or the folder that engine.adapters names"
+                    f"{error}; the server must see {folder.parent}, or the folder that engine.adapters names"
                 ) from None
 
     def unload(self, name: str) -> None:
