@@ -208,7 +208,7 @@ class ChatServer:
 
     def _reason(self, error: ExchangeError) -> str:
         """Returns the error's text without the key, which some servers repeat."""
-        text = " ".join(str(error).replace(self._key, HIDDEN).split())  # before a cut leaves a part of the key
+        text = " ".join(self._without_key(str(error)).split())  # before a cut leaves a part of the key
         return one_line(f"{error.status} {text[:300]}" if error.status else text[:300])
 
     def _remedy(self, error: ExchangeError) -> str:

@@ -149,8 +149,8 @@ class LoraServer(EngineServer):
 
 
 class WholeServer(EngineServer):
-    """Replaces the model's own weights, which are one version at a time. It is asked after each answer which these are:
-    a server that was started again has others."""
+    """Replaces the model's own weights, which are one version at a time. It is asked before and after each answer which
+    these are: a server that was started again has others."""
 
     is_whole = True
 
@@ -186,14 +186,18 @@ class WholeServer(EngineServer):
         with self._idle:
             self._asked += 1
         try:
+            self._expect(name)  # vLLM ends if it is asked after weights could not be loaded
             answer = self._answer(self._base.id, chat, request)
-            if name not in self.loaded():
-                raise ChatRefused(f"{self._server} has other weights than {name}")
+            self._expect(name)
             return answer
         finally:
             with self._idle:
                 self._asked -= 1
                 self._idle.notify_all()
+
+    def _expect(self, name: str) -> None:
+        if name not in self.loaded():
+            raise ChatRefused(f"{self._server} has other weights than {name}")
 
     def _replace(self, name: str, folder: str) -> None:
         """What vLLM computed by the old weights goes with them; SGLang sees to that itself."""
