@@ -46,8 +46,9 @@ _FEW = 24
 Not where steps of unsolved tasks are held, which keeps what else there is.
 """
 
-_LIGHTLY = 0.1
-"""Weight of a step in a loop, relative to one that ended an episode without success."""
+_LIGHTLY, _LOOPS = 0.1, 1 / 4
+"""Weight of a step in a loop, relative to one that ended an episode without success, and how many there may be for each
+imitated: more of them take up the minibatches."""
 
 
 class FilteredBC:
@@ -79,7 +80,7 @@ class FilteredBC:
         table = self._judged(episodes, kept)
         rows = [row for row in table if row.weight]
         weight = self._settings.avoid * mean_weight(rows)
-        in_loops = loops(fresh, len(rows), _LIGHTLY * weight, self._experience.erase_loops)
+        in_loops = loops(fresh, int(_LOOPS * len(rows)), _LIGHTLY * weight, self._experience.erase_loops)
         avoided = [*fatal(replay, len(kept), weight), *in_loops]
         held = unsolved_steps(replay, self._experience.unsolved, rows) if new["episodes"] else []
         sizes = totals({"kept_trajectories": len(kept), "held": len(held)}, self._peers)
