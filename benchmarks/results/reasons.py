@@ -34,6 +34,8 @@ REASONS = {
     "counting, or shapes that pixels alone tell apart": (
         "click-shape",
         "count-shape",
+        "count-sides",
+        "identify-shape",
         "number-checkboxes",
         "click-shades",
     ),
