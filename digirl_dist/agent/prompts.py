@@ -7,7 +7,6 @@ import re
 from collections.abc import Sequence
 
 from digirl_dist.agent.answers import Coordinates, Shown, edges
-from digirl_dist.agent.device.touch import middle
 from digirl_dist.chat import Messages, text_part
 from digirl_dist.emulator import Label
 from digirl_dist.emulator.remembered import Past, recalled
@@ -55,7 +54,7 @@ def latest(earlier: Sequence[bytes], most: int) -> Sequence[bytes]:
 
 def shown(text: str, size: tuple[int, int] | None = None) -> Shown:
     """Returns what an answer to an observation with this text may refer to."""
-    return Shown(size, [middle(label) for label in recalled(text).labels])
+    return Shown(size, [label.middle for label in recalled(text).labels])
 
 
 def task_text(task: str, past: Sequence[Past]) -> str:
@@ -91,7 +90,7 @@ def _elements(labels: Sequence[Label], coordinates: Coordinates, size: tuple[int
     wide, high = edges(coordinates, size)
     lines = []
     for number, label in enumerate(labels, 1):
-        x, y = middle(label)
+        x, y = label.middle
         lines.append(
             f"\n{number} {label.role} {json.dumps(label.name, ensure_ascii=False)} "
             f"[{_number(x, wide)}, {_number(y, high)}]"

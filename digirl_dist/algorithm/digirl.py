@@ -82,13 +82,12 @@ def paper_rule(lam: float, horizon: int | None = None) -> Rule:
 
 def released_rule(discount: float) -> Rule:
     """Returns the rule of the released code."""
-    return Rule(
-        lambda rewards, values: released_advantages(
-            rewards, values, np.array(returns_to_go(rewards.tolist(), discount)), _MARGIN
-        ),
-        horizon=0,
-        is_released=True,
-    )
+
+    def advantages(rewards: np.ndarray, values: np.ndarray) -> np.ndarray:
+        returns = np.array(returns_to_go(rewards.tolist(), discount))
+        return released_advantages(rewards, values, returns, _MARGIN)
+
+    return Rule(advantages, horizon=0, is_released=True)
 
 
 def own_rule(advantage: Advantage) -> Rule:

@@ -102,11 +102,15 @@ class EngineServer(ABC):
     def _root(self) -> str:
         return self.url.rstrip("/").removesuffix("/v1")
 
+    def _post(self, path: str, **body: Json) -> bytes:
+        """To a route beside ``/v1``; returns what comes back."""
+        return self._server.call(f"{self._root}/{path}", body, self._away)
+
     def _control(self, of_vllm: str, of_sglang: str) -> None:
         """SGLang keeps its weights: it would not have them after releasing them."""
         path, body = (of_sglang, {"tags": ["kv_cache"]}) if self._is_sglang else (of_vllm, {})
         try:
-            self._server.call(f"{self._root}/{path}", body, self._away)
+            self._post(path, **body)
         except ChatRefused as error:
             raise ChatRefused(
                 f"{error}; for engine.sleep=true, start vLLM with --enable-sleep-mode and VLLM_SERVER_DEV_MODE=1, "
@@ -211,9 +215,6 @@ class WholeServer(EngineServer):
         self._post("reset_mm_cache")
         self._post("reset_encoder_cache")
         self._post("update_weight_version", new_version=name)
-
-    def _post(self, path: str, **body: Json) -> bytes:
-        return self._server.call(f"{self._root}/{path}", body, self._away)
 
 
 def engine_server(settings: OpenAIEngineSettings, away: Callable[[Outage], None] = lambda _: None) -> EngineServer:

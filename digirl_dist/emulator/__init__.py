@@ -55,6 +55,11 @@ class Label:
     right: float
     bottom: float
 
+    @property
+    def middle(self) -> tuple[float, float]:
+        """Right and down, in shares of the screen."""
+        return (self.left + self.right) / 2, (self.top + self.bottom) / 2
+
 
 class LabelledEmulator(Emulator, Protocol):
     """An emulator that can name what is on its screen; its spec has ``labels``."""

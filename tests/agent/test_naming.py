@@ -15,7 +15,7 @@ from single_steps import row_of
 from digirl_dist.agent.device.batch import labels_of
 from digirl_dist.agent.device.policy import DevicePolicy
 from digirl_dist.agent.device.reading import WORD_BUCKETS, hashed_words, read, words_of
-from digirl_dist.agent.device.touch import Choice, TouchGrid, kinds_of, middle
+from digirl_dist.agent.device.touch import Choice, TouchGrid, kinds_of
 from digirl_dist.algorithm.imitation import Imitation
 from digirl_dist.emulator import DeviceActions, EmulatorSpec, Label
 from digirl_dist.emulator.remembered import Memory, told
@@ -262,9 +262,9 @@ def listed(rng: np.random.Generator, copies: bool) -> tuple[Observation, Json]:
         labels += [Label("", "graphic", left, top, left + 0.05, bottom) for left in (0.7, 0.8)]
     row, icon = int(rng.integers(5)), int(rng.integers(2))
     if copies:
-        action = DeviceAction("type_at", *middle(FIELD), text=labels[4 * row + 1].name)
+        action = DeviceAction("type_at", *FIELD.middle, text=labels[4 * row + 1].name)
         return observed(f"Enter the value of {names[row]}", *labels, FIELD), action.to_json()
-    touched = DeviceAction("tap", *middle(labels[4 * row + 2 + icon]))
+    touched = DeviceAction("tap", *labels[4 * row + 2 + icon].middle)
     return observed(f"{('Star', 'Delete')[icon]} {names[row]}", *labels), touched.to_json()
 
 

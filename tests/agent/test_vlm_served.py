@@ -171,7 +171,7 @@ def test_a_server_without_lora_gets_the_whole_model_and_one_that_lost_it_gets_it
     assert served.decide(names[1], SEEN, rng()) == decision
     served.unload(names[2])
     assert [path.name for path in (tmp_path / "weights").iterdir()] == [names[1]]
-    server.start_anew("--can-sleep")
+    server.start_anew()
     with pytest.raises(ChatRefused, match="VLLM_SERVER_DEV_MODE=1"):
         served.load(2, agents[2].state_dict())
 

@@ -13,7 +13,7 @@ from torch import nn
 from digirl_dist.agent.device.encoder import Bags, Labels
 from digirl_dist.agent.device.planes import Shift
 from digirl_dist.agent.device.reading import LABEL_FLAGS, TEXT_FLAGS, Read
-from digirl_dist.agent.device.touch import Point, TouchGrid, middle
+from digirl_dist.agent.device.touch import Point, TouchGrid
 
 _DIGITS = 6
 """Places that are equal to so many digits are one."""
@@ -36,7 +36,7 @@ def labels_of(rows: Sequence[Read], grid: TouchGrid, shifts: Sequence[Shift] | N
         words += [*(place.words for place in each.places), *[[]] * (length - len(each.places))]
         if not shifts:  # a moved picture's cells stand for others
             closed[row, list(grid.owners(each.labels))] = True
-        own, middles = len(each.labels), [middle(label) for label in each.labels]
+        own, middles = len(each.labels), [label.middle for label in each.labels]
         cells[row, :own] = [grid.cell(_moved(point, shifts, row)) for point in middles]
         flags[row, :own] = np.reshape([place.flags for place in each.places], (own, LABEL_FLAGS))
         firsts: dict[Point, int] = {}
@@ -54,7 +54,7 @@ def points_of(rows: Sequence[Read], grid: TouchGrid, length: int, shifts: Sequen
     points[:, : grid.cells] = grid.points(())
     for row, each in enumerate(rows):
         for index, label in enumerate(each.labels, grid.cells):
-            points[row, index] = _moved(middle(label), shifts, row)
+            points[row, index] = _moved(label.middle, shifts, row)
     return torch.from_numpy(points)
 
 

@@ -15,7 +15,7 @@ from digirl_dist.agent.device.batch import Typeable, bags_of, labels_of, points_
 from digirl_dist.agent.device.encoder import STRIDE, Bags, CriticInputs, Encoder, Ends, Labels, Seen, Texts, contrast
 from digirl_dist.agent.device.planes import Shift, Traces, shifted, traces
 from digirl_dist.agent.device.reading import Read, read
-from digirl_dist.agent.device.touch import Choice, Kind, Point, TouchGrid, kinds_of, middle
+from digirl_dist.agent.device.touch import Choice, Kind, Point, TouchGrid, kinds_of
 from digirl_dist.agent.pixels import Pictures, fitted_size
 from digirl_dist.agent.sampling import draw
 from digirl_dist.emulator import DeviceActions, EmulatorSpec
@@ -179,7 +179,7 @@ class DevicePolicy(nn.Module):
         ):
             cells = places[: self._grid.cells]
             for label, share in zip(each.labels, places[self._grid.cells :], strict=False):
-                cells[self._grid.cell(middle(label))] += share
+                cells[self._grid.cell(label.middle)] += share
             found.append(ActionProbabilities(dict(zip(names, kinds, strict=True)), self._grid.by_rows(cells)))
         return found
 

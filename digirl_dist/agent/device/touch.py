@@ -138,7 +138,7 @@ class TouchGrid:
         """Where all places are: the cells, then the labels."""
         middles = [(place % self.columns, place // self.columns) for place in range(self.cells)]
         return [((x + 0.5) / self.columns, (y + 0.5) / self.rows) for x, y in middles] + [
-            middle(each) for each in labels
+            each.middle for each in labels
         ]
 
     def cell(self, point: Point) -> int:
@@ -175,7 +175,7 @@ class TouchGrid:
             raise ActionError(f"{action!r} is not one of the actions that this policy chooses from")
         kind = self.kinds[index]
         start, end = (wanted.x, wanted.y), (wanted.to_x, wanted.to_y)
-        place = self._place(start, labels, [*map(middle, labels)]) if kind.placed else 0
+        place = self._place(start, labels, [label.middle for label in labels]) if kind.placed else 0
         if kind.types:
             return Choice(index, place, texts.index(wanted.text))
         return Choice(
@@ -198,7 +198,7 @@ class TouchGrid:
         """
         found: dict[int, int] = {}
         for index, label in enumerate(labels):
-            x, y = middle(label)
+            x, y = label.middle
             box = (label.left, label.top, label.right, label.bottom) if label.role in _ALIKE_ALL_OVER else (x, y, x, y)
             columns = _within(box[0], box[2], self.columns)
             for row in _within(box[1], box[3], self.rows):
@@ -215,13 +215,8 @@ def _within(begin: float, end: float, count: int) -> range:
 _SAME = 1e-9
 
 
-def middle(label: Label) -> Point:
-    """Where a label is touched."""
-    return (label.left + label.right) / 2, (label.top + label.bottom) / 2
-
-
 def beyond(label: Label, start: Point) -> Point:
     """Where a drag from a point ends on a label: a quarter of it beyond its middle, where lists that are sorted by hand
     make room. Dropped at the very middle, a thing returns to where it was."""
-    (x, y), (across, down) = middle(label), ((label.right - label.left) / 4, (label.bottom - label.top) / 4)
+    (x, y), (across, down) = label.middle, ((label.right - label.left) / 4, (label.bottom - label.top) / 4)
     return x + min(max(x - start[0], -across), across), y + min(max(y - start[1], -down), down)

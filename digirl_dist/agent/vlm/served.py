@@ -120,7 +120,7 @@ class ServedVlm:
             answers = [self._sample(adapter, seen, np.random.default_rng(at)) for at, seen in enumerate(screens)]
         finally:
             self.unload(adapter)
-        agent.load_state_dict(fresh)
+        agent.load_state_dict(fresh)  # a server of whole weights had others merged
         without = self._apart(agent, screens, answers)
         agent.load_state_dict(state)
         with_them = self._apart(agent, screens, answers)
