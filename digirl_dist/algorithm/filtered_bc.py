@@ -75,6 +75,7 @@ class FilteredBC:
         kept = newest(
             best(np.array([one.reward for one in episodes]), self._settings.top_share, self._settings.min_return),
             [tried[one.ticket.key] for one in episodes],
+            [len(one.steps) for one in episodes],
             self._settings.newest if new["episodes"] else len(episodes),
         )
         table = self._judged(episodes, kept)
@@ -88,16 +89,14 @@ class FilteredBC:
         share = full if sizes["held"] else min(full, sizes["kept_trajectories"] / _FEW)
         fit = self._imitation.fit([*rows, *avoided, *held], share)
         table += [*avoided, *held]
-        outcomes = (KEPT, AVOIDED, UNSOLVED, NOT_CHOSEN, NOT_GOOD, IN_LOOPS, UNDRAWN)
-        sums = totals(counts(table, *outcomes), self._peers)
+        sums = totals(counts(table, KEPT, AVOIDED, UNSOLVED, NOT_CHOSEN, NOT_GOOD, IN_LOOPS, UNDRAWN), self._peers)
         sums["kept_trajectories"] = sizes["kept_trajectories"]
         return Learned({"actor_loss": fit.loss, "skipped_steps": float(fit.skipped), **sums, **relabelled}, table)
 
     def _judged(self, episodes: Sequence[Trajectory], kept: Sequence[int]) -> list[Row]:
         """Returns a row for each step, with a weight where it is imitated: frequent tasks weigh less."""
         lowest = min((episodes[index].reward for index in kept), default=self._settings.min_return)
-        shares = task_weights([episodes[index].ticket.task.id for index in kept])
-        share_of = dict(zip(kept, shares, strict=True))
+        share_of = dict(zip(kept, task_weights([episodes[index].ticket.task.id for index in kept]), strict=True))
         worth = self._settings.discount, self._experience.erase_loops
         table = []
         for index, episode in enumerate(episodes):

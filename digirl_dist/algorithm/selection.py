@@ -28,16 +28,19 @@ def best(scores: np.ndarray, share: float, above: float) -> list[int]:
     return [int(index) for index in np.flatnonzero((scores >= threshold) & (scores > above))]
 
 
-def newest(places: Sequence[int], tasks: Sequence[str], most: int) -> list[int]:
-    """Returns those of ``places`` in ``tasks`` that are among the last ``most`` of their task.
+def newest(places: Sequence[int], tasks: Sequence[str], steps: Sequence[int], most: int) -> list[int]:
+    """Returns those of ``places`` in ``tasks`` and ``steps`` that are the last ``most`` of their task, or one step.
 
     Each policy imitates its own successes, and so becomes surer of what led there. Successes of all earlier policies
-    together would keep it as unsure as these were on average.
+    together would keep it as unsure as these were on average. But in tasks where half of the last ones took one step,
+    one step is no detour, and shows another screen.
     """
     of_task: dict[str, list[int]] = defaultdict(list)
     for place in places:
         of_task[tasks[place]].append(place)
-    return sorted(place for own in of_task.values() for place in own[-most:])
+    last = {task: own[-most:] for task, own in of_task.items()}
+    usual = {task: np.median([steps[place] for place in own]) for task, own in last.items()}
+    return [place for place in places if place >= last[tasks[place]][0] or steps[place] == 1 == usual[tasks[place]]]
 
 
 def top_quantile(scores: np.ndarray, share: float) -> list[int]:

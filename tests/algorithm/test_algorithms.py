@@ -361,9 +361,11 @@ def test_offline_nothing_is_held() -> None:
 
 
 @pytest.mark.parametrize("online", [True, False])
-def test_of_each_task_the_newest_successes_are_imitated_and_offline_all(online: bool) -> None:
-    """One of another task is relabelled: it counts with the task that was tried."""
+def test_of_each_task_the_newest_successes_are_imitated_and_those_as_short_and_offline_all(online: bool) -> None:
+    """One of another task is relabelled: it counts with the task that was tried. Three went a longer way."""
     replay = [_tried(task, 0, float(task != "c")) for task in "aaabaabcb"]
+    for place in (0, 1, 3):
+        replay[place] = replace(replay[place], steps=[*_tried("on", 0, 0.0).steps, *replay[place].steps])
     tickets = [
         replace(one.ticket, index=number, task=Task(one.ticket.task.id, "c")) for number, one in enumerate(replay)
     ]
@@ -376,7 +378,7 @@ def test_of_each_task_the_newest_successes_are_imitated_and_offline_all(online: 
     algorithm = FilteredBC(policy(), FilteredBcSettings(newest=2), seed=3, experience=shared)
     figures, table = algorithm.update(replay[-1:] if online else [], replay)
     kept = sorted({row.episode.ticket.index for row in table if row.learned and row.outcome == KEPT})
-    assert kept == ([4, 5, 6, 7, 8] if online else [*range(9)]) and figures["kept_trajectories"] == len(kept)
+    assert kept == ([2, 4, 5, 6, 7, 8] if online else [*range(9)]) and figures["kept_trajectories"] == len(kept)
 
 
 def test_nothing_is_held_while_there_is_nothing_to_imitate() -> None:
