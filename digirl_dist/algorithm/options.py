@@ -147,7 +147,7 @@ class FilteredBcOptions:
     """Episodes are imitated only if their return is above this."""
     newest: Count = 96
     """Of these episodes, at most so many of each task are imitated, the newest: those of earlier policies hold the
-    policy back, but for those of one step where half of the newest took one. Relabelled ones count with the task that
+    policy back, but for those of one step where most of the newest took one. Relabelled ones count with the task that
     was tried. Offline, all."""
     discount: Share = 0.7
     """Discount of the return to go by which steps are weighted, so that detours long before a success count little."""

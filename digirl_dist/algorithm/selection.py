@@ -29,11 +29,13 @@ def best(scores: np.ndarray, share: float, above: float) -> list[int]:
 
 
 def newest(places: Sequence[int], tasks: Sequence[str], steps: Sequence[int], most: int) -> list[int]:
-    """Returns those of ``places`` in ``tasks`` and ``steps`` that are the last ``most`` of their task, or one step.
+    """Returns those of ``places`` that are among the last ``most`` of their task, or took one step as most of these.
+
+    ``tasks`` and ``steps`` tell of every place which task it has and how many steps it took.
 
     Each policy imitates its own successes, and so becomes surer of what led there. Successes of all earlier policies
-    together would keep it as unsure as these were on average. But in tasks where half of the last ones took one step,
-    one step is no detour, and shows another screen.
+    together would keep it as unsure as these were on average. But where most of the last ones took one step, one step
+    is no detour, and shows another screen.
     """
     of_task: dict[str, list[int]] = defaultdict(list)
     for place in places:

@@ -361,7 +361,7 @@ def test_offline_nothing_is_held() -> None:
 
 
 @pytest.mark.parametrize("online", [True, False])
-def test_of_each_task_the_newest_successes_are_imitated_and_those_as_short_and_offline_all(online: bool) -> None:
+def test_of_each_task_the_newest_successes_are_imitated_and_those_of_one_step_and_offline_all(online: bool) -> None:
     """One of another task is relabelled: it counts with the task that was tried. Three went a longer way."""
     replay = [_tried(task, 0, float(task != "c")) for task in "aaabaabcb"]
     for place in (0, 1, 3):
