@@ -46,6 +46,8 @@ FLAGS = (
     "--host-resolver-rules=MAP * ~NOTFOUND",
     "--allow-pre-commit-input",
     "--enable-blink-features=ComputedAccessibilityInfo",  # pages may ask for the names and roles of elements
+    # What is taken out under the mouse and put back, as menus do to bring it to the front, is still what is pressed.
+    "--disable-blink-features=BoundaryEventDispatchTracksNodeRemoval",
     "--disable-background-networking",
     "--disable-breakpad",
     "--disable-component-update",

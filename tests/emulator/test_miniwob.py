@@ -668,6 +668,16 @@ def test_a_menu_that_opens_under_the_mouse_is_opened_by_a_tap_which_pushes_nothi
     assert deepest == 3
 
 
+def test_a_tap_pushes_what_the_page_brings_to_the_front_under_the_mouse(emulator: MiniwobEmulator) -> None:
+    for seed in range(8):
+        asked = quoted(emulator.reset(Task("click-pie-nodelay"), seed).text)
+        emulator.step({"type": "tap", "x": 0.45, "y": 0.577})
+        item = next(label for label in emulator.labels() if label.name == asked)
+        assert emulator.step(
+            {"type": "tap", "x": (item.left + item.right) / 2, "y": (item.top + item.bottom) / 2}
+        ).success
+
+
 def test_an_entry_whose_menu_opens_by_a_push_is_pushed(emulator: MiniwobEmulator) -> None:
     emulator.reset(Task("click-test"), seed=0)
     menu = "<div><b id=entry aria-haspopup=menu>File</b><p id=files role=menu hidden>Open</p></div>"
