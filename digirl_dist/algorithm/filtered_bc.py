@@ -38,7 +38,7 @@ from digirl_dist.algorithm.table import (
 from digirl_dist.parallel.peers import ALONE, Peers
 from digirl_dist.trajectory import Trajectory
 
-_ENOUGH, _LITTLE = 0.9, 1 / 3
+_ENOUGH, _LITTLE = 0.9, 1 / 6
 """Share of the new episodes that succeed beyond which this share of an update is enough."""
 _FEW = 24
 """Kept episodes of a full update. Fewer make a smaller one: many passes over two successes leave little else to try.

@@ -245,7 +245,7 @@ def test_what_led_a_failure_back_to_where_it_had_been_is_avoided_also_where_a_li
     assert len(loops(walks, 1, 0.1, erase_loops=True)) == 1, "no more than there is to imitate, else only these count"
 
 
-def test_where_new_episodes_succeed_an_update_of_filtered_bc_is_a_third_as_long() -> None:
+def test_where_new_episodes_succeed_an_update_of_filtered_bc_is_a_sixth_as_long() -> None:
     won, lost = ([one for one in episodes(0) if one.success is wanted] for wanted in (True, False))
 
     def steps(fresh: list[Trajectory]) -> int:
@@ -254,7 +254,7 @@ def test_where_new_episodes_succeed_an_update_of_filtered_bc_is_a_third_as_long(
         return int(algorithm.state_dict()["imitation"]["optimizer"]["state"][0]["step"])
 
     whole = steps(lost[:1])
-    assert steps(won) == math.ceil(whole / 3) and steps([*won[:9], lost[0]]) == steps([]) == whole
+    assert steps(won) == math.ceil(whole / 6) and steps([*won[:9], lost[0]]) == steps([]) == whole
 
 
 def test_few_episodes_to_imitate_make_a_small_update() -> None:
