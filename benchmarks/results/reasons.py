@@ -37,11 +37,7 @@ REASONS = {
         "number-checkboxes",
         "click-shades",
     ),
-    "the page ignores taps on one entry of its menu, which is the right one in a sixth of all episodes": (
-        "click-pie-nodelay",
-    ),
     "planning against an opponent": ("tic-tac-toe",),
-    "nothing: it was learned up to 0.84, and forgotten again": ("click-tab-2-hard",),
     "a three-dimensional thing must be turned": ("drag-cube",),
     "many right steps before the first reward": (
         "book-flight",
