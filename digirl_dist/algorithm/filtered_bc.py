@@ -81,8 +81,10 @@ class FilteredBC:
         table = self._judged(episodes, kept)
         rows = [row for row in table if row.weight]
         weight = self._settings.avoid * mean_weight(rows)
-        in_loops = loops(fresh, int(_LOOPS * len(rows)), _LIGHTLY * weight, self._experience.erase_loops)
-        avoided = [*fatal(replay, len(kept), weight), *in_loops]
+        avoided = [
+            *fatal(replay, [episodes[index] for index in kept], weight),
+            *loops(fresh, int(_LOOPS * len(rows)), _LIGHTLY * weight, self._experience.erase_loops),
+        ]
         held = unsolved_steps(replay, self._experience.unsolved, rows) if new["episodes"] else []
         sizes = totals({"kept_trajectories": len(kept), "held": len(held)}, self._peers)
         full = _LITTLE if new["solved"] > _ENOUGH * new["episodes"] else 1.0

@@ -83,17 +83,19 @@ def judged(
     return rows
 
 
-def fatal(episodes: Sequence[Trajectory], most: int, weight: float) -> list[Row]:
-    """Returns the steps that ended the newest failures among ``episodes``, to avoid: ``most`` of this weight.
+def fatal(episodes: Sequence[Trajectory], kept: Sequence[Trajectory], weight: float) -> list[Row]:
+    """Returns the steps that ended the newest failures among ``episodes``, to avoid: as many as ``kept``, of a weight.
 
     What came after an action depends on those that followed it, but not of the last one: it earned nothing and left
-    nothing to earn, whatever the policy. Where there are more, up to four times ``most`` share that weight, as
-    what is avoided for a short time comes back.
+    nothing to earn, whatever the policy. Where there are more, up to four times as many share that weight, as
+    what is avoided for a short time comes back. An action with which nine tenths of ``kept`` ended is not what was
+    wrong: a policy that avoids the only button of a form no longer pushes it.
     """
+    ends = Counter(str(one.steps[-1].action) for one in kept)
     failed = [one for one in reversed(episodes) if one.steps and one.reward <= 0 and one.steps[-1].terminated]
-    ended = failed[: 4 * most] if weight else []
+    ended = [one for one in failed if weight and ends[str(one.steps[-1].action)] <= 0.9 * len(kept)][: 4 * len(kept)]
     reason = "it ended the episode without success, and is made less likely"
-    return [Row(one, len(one.steps) - 1, AVOIDED, reason, -weight * min(1.0, most / len(ended))) for one in ended]
+    return [Row(one, len(one.steps) - 1, AVOIDED, reason, -weight * min(1.0, len(kept) / len(ended))) for one in ended]
 
 
 def loops(episodes: Sequence[Trajectory], most: int, weight: float, erase_loops: bool) -> list[Row]:

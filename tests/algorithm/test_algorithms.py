@@ -44,6 +44,7 @@ from digirl_dist.settings import (
 )
 from digirl_dist.tasks import Task, Ticket
 from digirl_dist.trajectory import Observation, Step, Trajectory
+from digirl_dist.types import Json
 from tests.algorithm.test_digirl import measuring_nothing
 
 Build = Callable[[GenericPolicy], Any]
@@ -219,16 +220,29 @@ def test_an_action_to_avoid_is_unlearned_however_sure_the_policy_is_of_it(certai
     assert log_prob.grad.item() == pytest.approx(1 / max(1 / certainty - 1, 1e-6), rel=1e-3)
 
 
+def _ended_by(episode: Trajectory, action: Json, reward: float) -> Trajectory:
+    return replace(episode, steps=[*episode.steps[:-1], replace(episode.steps[-1], action=action, reward=reward)])
+
+
 def test_what_ended_a_failure_is_avoided_but_not_what_a_limit_cut_off() -> None:
     ended = [episode for episode in episodes(0) if episode.success]
-    failed = [replace(one, steps=[*one.steps[:-1], replace(one.steps[-1], reward=0.0)]) for one in ended[:5]]
+    failed = [_ended_by(one, place, 0.0) for place, one in enumerate(ended[:5])]
     cut_off = [episode for episode in episodes(0) if not episode.success]
     for most, count, weight in ((9, 5, 0.5), (5, 5, 0.5), (3, 5, 0.3), (1, 4, 0.125)):
-        found = fatal([*failed, *ended, *cut_off], most, 0.5)
+        kept = [_ended_by(ended[0], f"another {place}", 1.0) for place in range(most)]
+        found = fatal([*failed, *ended, *cut_off], kept, 0.5)
         newest_first = [one.steps[-1].observation for one in failed[::-1]]
         assert [row.observation for row in found] == newest_first[:count]
         assert [row.weight for row in found] == pytest.approx([-weight] * count)
-    assert fatal(failed, 3, 0.0) == []
+    assert fatal(failed, ended, 0.0) == []
+
+
+@pytest.mark.parametrize(("others", "avoided"), [(0, ["leave"]), (1, ["leave"]), (2, ["leave", "submit"])])
+def test_what_nearly_all_successes_end_with_is_not_avoided(others: int, avoided: list[str]) -> None:
+    one = next(episode for episode in episodes(0) if episode.success)
+    kept = [_ended_by(one, "other" if place < others else "submit", 1.0) for place in range(19)]
+    failed = [_ended_by(one, action, 0.0) for action in ("submit", "leave")]
+    assert [row.action for row in fatal(failed, kept, 0.5)] == avoided
 
 
 def test_what_led_a_failure_back_to_where_it_had_been_is_avoided_also_where_a_limit_cut_it_off() -> None:
