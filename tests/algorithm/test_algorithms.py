@@ -31,7 +31,7 @@ from digirl_dist.algorithm.selection import (
     unsolved,
     unsolved_steps,
 )
-from digirl_dist.algorithm.table import KEPT, UNSOLVED, Row
+from digirl_dist.algorithm.table import AVOIDED, KEPT, UNSOLVED, Row
 from digirl_dist.emulator import DiscreteActions, EmulatorSpec
 from digirl_dist.errors import TrainingError
 from digirl_dist.settings import (
@@ -242,7 +242,9 @@ def test_what_nearly_all_successes_end_with_is_not_avoided(others: int, avoided:
     one = next(episode for episode in episodes(0) if episode.success)
     kept = [_ended_by(one, "other" if place < others else "submit", 1.0) for place in range(19)]
     failed = [_ended_by(one, action, 0.0) for action in ("submit", "leave")]
-    assert [row.action for row in fatal(failed, kept, 0.5)] == avoided
+    found = fatal(failed, kept, 0.5)
+    assert [row.action for row in found] == avoided
+    assert all(row.outcome == AVOIDED and "made less likely" in row.reason for row in found)
 
 
 def test_what_led_a_failure_back_to_where_it_had_been_is_avoided_also_where_a_limit_cut_it_off() -> None:

@@ -164,8 +164,9 @@ def test_an_explanation_has_probabilities_and_what_the_update_made_of_each_step(
     cells = np.array(kept.probabilities[0].cells)
     assert cells.shape[0] > cells.shape[1] and cells.sum() == pytest.approx(1, abs=1e-4)
     assert all(outcome.kept for outcome in kept.outcomes) and len(kept.log_probs) == 3
-    assert [outcome.kept for outcome in failed.outcomes] == [False, False, True]
-    assert "return 0" in failed.outcomes[0].reason and "made less likely" in failed.outcomes[-1].reason
+    # It ends as all successes here do, so not even its end is avoided.
+    assert [outcome.kept for outcome in failed.outcomes] == [False, False, False]
+    assert all("return 0" in outcome.reason for outcome in failed.outcomes)
 
 
 @pytest.mark.component
