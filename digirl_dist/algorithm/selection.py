@@ -84,7 +84,7 @@ def judged(
 
 
 def fatal(episodes: Sequence[Trajectory], kept: Sequence[Trajectory], weight: float) -> list[Row]:
-    """Returns the steps that ended the newest failures among ``episodes``, to avoid: as many as ``kept``, of a weight.
+    """Returns the steps that ended the newest failures among ``episodes``, to avoid, as many as ``kept`` of ``weight``.
 
     What came after an action depends on those that followed it, but not of the last one: it earned nothing and left
     nothing to earn, whatever the policy. Where there are more, up to four times as many share that weight, as

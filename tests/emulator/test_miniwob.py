@@ -673,9 +673,8 @@ def test_a_tap_pushes_what_the_page_brings_to_the_front_under_the_mouse(emulator
         asked = quoted(emulator.reset(Task("click-pie-nodelay"), seed).text)
         emulator.step({"type": "tap", "x": 0.45, "y": 0.577})
         item = next(label for label in emulator.labels() if label.name == asked)
-        assert emulator.step(
-            {"type": "tap", "x": (item.left + item.right) / 2, "y": (item.top + item.bottom) / 2}
-        ).success
+        x, y = item.middle
+        assert emulator.step({"type": "tap", "x": x, "y": y}).success
 
 
 def test_an_entry_whose_menu_opens_by_a_push_is_pushed(emulator: MiniwobEmulator) -> None:
