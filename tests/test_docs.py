@@ -6,6 +6,7 @@ import re
 import shlex
 import subprocess
 from collections.abc import Iterator
+from functools import reduce
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -16,7 +17,8 @@ import scripts
 from digirl_dist.assembly.parts import build_device
 from digirl_dist.cli.main import COMMANDS
 from digirl_dist.settings import Settings, configuration, key_places
-from digirl_dist.settings.keys import keys_of
+from digirl_dist.settings.algorithms import algorithm_settings
+from digirl_dist.settings.keys import keys_of, written
 from digirl_dist.settings.places import HERE
 from digirl_dist.settings.reference import sections
 
@@ -44,6 +46,16 @@ def test_the_site_is_built_without_broken_links_and_has_every_setting(tmp_path: 
 
 def test_the_page_of_settings_is_up_to_date(script: ModuleType) -> None:
     assert script.SETTINGS.read_text() == script.docs_reference.settings(), "run script/docs --settings"
+
+
+def test_the_defaults_in_the_reference_are_those_of_the_whole_block() -> None:
+    """A block in a block may have other values than its class, as the policy's fit of each algorithm."""
+    built = algorithm_settings()()
+    rows = [row for section in sections() for row in section.rows if row.key.startswith("algorithm.")]
+    assert len(rows) > 50
+    for row in rows:
+        value = reduce(getattr, row.key.split(".")[1:], built)
+        assert row.default in (f"`{written(value)}`", f"`{value}`", "*must be given*"), row.key
 
 
 def every_configuration() -> list[Settings]:

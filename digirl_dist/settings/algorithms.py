@@ -46,6 +46,8 @@ class ActorSettings(OptimizerSettings):
     """How the policy is fitted to the actions that an algorithm chose."""
 
     learning_rate: Rate = 2e-3
+    """Learning rate of the optimiser, Adam. With ``agent=device`` it is 5e-3; with ``agent=vlm`` this block is that of
+    ``config/multimachine/minibatches/small.yaml``."""
 
 
 @dataclass

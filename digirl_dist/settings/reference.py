@@ -80,21 +80,27 @@ def _blocks(kind: type, prefix: str, without: Collection[str]) -> Iterator[Secti
 
 
 def _rows(
-    kind: Any, prefix: str = "", anchor: str | None = None, without: Collection[str] = (), nested: bool = True
+    kind: Any,
+    prefix: str = "",
+    anchor: str | None = None,
+    without: Collection[str] = (),
+    nested: bool = True,
+    within: Any = None,
 ) -> list[Row]:
+    """``within`` is the value that a block has by default, whose values are then not those of its class."""
     anchor = prefix if anchor is None else anchor
     hints, said, found = types_of(kind, include_extras=True), _descriptions(kind), list[Row]()
     for each in fields(kind):
         key, hint = f"{prefix}{each.name}", hints[each.name]
         if each.name in without:
             continue
+        value = _default(each) if within is None else getattr(within, each.name)
         if not is_dataclass(hint):
             meaning = said.get(each.name) or _about_choices(hint)
-            found.append(
-                Row(key, f"{anchor}{each.name}", _kind(each.name, hint), _default(each), meaning, is_expert(each))
-            )
+            told = _kind(each.name, hint), _in_words(value), meaning, is_expert(each)
+            found.append(Row(key, f"{anchor}{each.name}", *told))
         elif nested:
-            found += _rows(hint, f"{key}.", f"{anchor}{each.name}.")
+            found += _rows(hint, f"{key}.", f"{anchor}{each.name}.", within=value)
     return found
 
 
@@ -128,9 +134,12 @@ def _kind(name: str, hint: Any) -> str:
     return in_words(hint) + unit
 
 
-def _default(one: Field[Any]) -> str:
+def _default(one: Field[Any]) -> Any:
     made: Any = one.default_factory
-    value = made() if one.default is NO_DEFAULT else one.default
-    if value == MISSING:
+    return made() if one.default is NO_DEFAULT else one.default
+
+
+def _in_words(default: Any) -> str:
+    if default == MISSING:
         return "*must be given*"
-    return f"`{value if isinstance(value, str) and value else written(value)}`"
+    return f"`{default if isinstance(default, str) and default else written(default)}`"
