@@ -202,7 +202,8 @@ class _Players:
     limit_s: float | None = None
 
     def __init__(self, job: CensusJob) -> None:
-        self._idle = idle_action(job.spec)
+        nothing: Json = {"type": "wait"}
+        self._idle = nothing if isinstance(job.spec.actions, DeviceActions) else some_action(job.spec)
         self._agents: LocalPolicies | None = None
         self._answers: list[InferenceReply] = []
         if job.agent is not None:
@@ -231,11 +232,6 @@ class _Players:
     def answers(self) -> list[InferenceReply]:
         answers, self._answers = self._answers, []
         return answers
-
-
-def idle_action(spec: EmulatorSpec) -> Json:
-    """Returns the action that does nothing, or the nearest to it that the emulator has."""
-    return {"type": "wait"} if isinstance(spec.actions, DeviceActions) else some_action(spec)
 
 
 class Census:

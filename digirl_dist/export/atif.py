@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from itertools import chain
 from pathlib import Path
 
 import digirl_dist
@@ -26,7 +27,7 @@ def write(source: Source, folder: Path) -> None:
     """Writes ``tITERATION.TICKET/trajectory.json`` for each training episode. Raises TrajectoryError."""
     agent = source.config.get("agent")
     name = str(agent.get("name")) if isinstance(agent, Mapping) else str(agent)
-    for episode in source.all_episodes():
+    for episode in chain.from_iterable(map(source.episodes, source.files())):
         place = folder / f"t{episode.ticket.iteration}.{episode.ticket.index}"
         (place / "images").mkdir(parents=True)
         content = {

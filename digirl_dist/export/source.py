@@ -86,10 +86,6 @@ class Source:
             )
         return with_verdict(episode, verdicts[key].score)
 
-    def all_episodes(self) -> Iterator[Trajectory]:
-        for file in self.files():
-            yield from self.episodes(file)
-
     def settings(self) -> dict[str, Json]:
         """Returns the settings that say what was learned and how, without those of machines and files."""
         algorithm = self.config.get("algorithm")

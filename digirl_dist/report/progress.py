@@ -114,7 +114,9 @@ class Progress:
             parts += [f"{name} {known[0]:.2f} → {known[-1]:.2f}"] if known else []
         made = self.finished - self._first
         if made:
-            parts.append(f"{'' if made == len(lines) else f'{made} of them now, '}in {duration(self.elapsed_s)}")
+            parts.append(
+                f"{'' if made == len(lines) else f'{made} of them now, '}in {duration(self.ago_s(self.began_at))}"
+            )
         self.say(", ".join(parts), "bold")
 
     def say(self, text: str, style: str = "") -> None:
@@ -132,10 +134,6 @@ class Progress:
     def ago_s(self, at: float) -> float:
         """Returns how many seconds ago that was."""
         return self._clock() - at
-
-    @property
-    def elapsed_s(self) -> float:
-        return self._clock() - self.began_at
 
     @property
     def success_rate(self) -> float | None:
@@ -179,7 +177,7 @@ class Progress:
         """Returns what else there is to say: the user's code, success, who works, and how long it will take."""
         left_s, rate = self.left_s(), self.success_rate if self.status.round else None
         parts = [
-            one_line(self.users_code()),
+            one_line(at_work() if self.ago_s(self.status.since_now) >= _PATIENCE_S else ""),
             f"success {rate:.2f}" if rate is not None else "",
             self._workers(),
             made,
@@ -195,10 +193,6 @@ class Progress:
         others = {"idle": len(workers) - lost - at_work, "lost": lost}
         told = "".join(f", {count} {word}" for word, count in others.items() if count)
         return f"{at_work} of {len(workers)} workers run episodes{told}" if workers else ""
-
-    def users_code(self) -> str:
-        """Returns in which line of the user's own code the command is; empty in its first ten seconds with a thing."""
-        return at_work() if self.ago_s(self.status.since_now) >= _PATIENCE_S else ""
 
     def _enter(self, round: Round) -> None:
         """Counts anew in a new collection; episodes that it took over count in it."""

@@ -79,16 +79,14 @@ class Kind:
     def settings(self, name: str) -> type:
         """Returns the settings class behind a name. Raises TypeError for a file that does not hold exactly one."""
         module = self.module(name)
-        found = [each for each in vars(module).values() if self._is_defined_in(module, each)]
+        defined = (each for each in vars(module).values() if getattr(each, "__module__", None) == module.__name__)
+        found: list[Any] = [each for each in defined if isinstance(each, type) and issubclass(each, self.base)]
         if len(found) != 1:
             raise TypeError(f"{module.__file__} defines {len(found)} classes that derive from {self.base.__name__}")
         if "name" in self.base.__dict__ and found[0].name != name:
             raise TypeError(f"{module.__file__} holds the settings of {self.name}={name}, but calls it {found[0].name}")
         cls: type = found[0]
         return cls
-
-    def _is_defined_in(self, module: ModuleType, each: object) -> bool:
-        return isinstance(each, type) and issubclass(each, self.base) and each.__module__ == module.__name__
 
 
 EMULATOR = Kind("emulator", "emulator.plugins", EmulatorSettings)

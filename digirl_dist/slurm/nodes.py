@@ -90,14 +90,11 @@ class SrunConnection(Connection):
         except OSError as error:
             raise LinkLostError(self.worker, f"the connection ended while starting `{line}` ({error})") from error
         pace = self._settings.stall_s, 1024 * self._settings.slowest_kb_s
-        return kind(session, self.worker, line, *pace, self._end_within)
+        return kind(session, self.worker, line, *pace, lambda wait_s: self._why if self._ended.wait(wait_s) else None)
 
     def close(self) -> None:
         self._ended.set()
         threading.Thread(target=self._sessions.close, name="srun-close", daemon=True).start()  # `srun` may take a while
-
-    def _end_within(self, wait_s: float) -> str | None:
-        return self._why if self._ended.wait(wait_s) else None
 
     def _first_word(self) -> str:
         limit_s = self._settings.connect_s + self._settings.login_s

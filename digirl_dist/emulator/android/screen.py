@@ -121,11 +121,6 @@ def is_dump(said: str) -> bool:
     return said.startswith("<?xml") and said.rstrip().endswith("</hierarchy>")
 
 
-def is_restless(said: str) -> bool:
-    """Whether ``DUMP`` printed that the screen did not come to rest."""
-    return "could not get idle state" in said
-
-
 def labels_of(dump: str, width: int, height: int) -> list[Label]:
     """Returns the elements that have a name or a role, of a screen of ``width`` x ``height`` pixels.
 
