@@ -164,6 +164,17 @@ class Trajectory:
         return [*(step.observation for step in self.steps), self.final_observation]
 
     @property
+    def is_offline(self) -> bool:
+        """Whether it is offline data: its iteration is below 0, so it is no episode that this run has collected."""
+        return self.ticket.iteration < 0
+
+    @property
+    def versions(self) -> list[int]:
+        """The policy version that acted in each step."""
+        own = self.ticket.policy_version
+        return [own if step.policy_version is None else step.policy_version for step in self.steps]
+
+    @property
     def reward(self) -> float:
         """Undiscounted return of the episode."""
         return float(sum(step.reward for step in self.steps))

@@ -151,7 +151,8 @@ class DigiRL:
 
     def update(self, fresh: Sequence[Trajectory], replay: Sequence[Trajectory]) -> Learned:
         offline = nobody_has(fresh, self._peers)
-        seen, relabelled = self._look_at(replay if offline else replay[-self._settings.value_episodes :])
+        own = [one for one in replay if not one.is_offline][-self._settings.value_episodes :]
+        seen, relabelled = self._look_at(replay if offline else [*(one for one in replay if one.is_offline), *own])
         learn = [each for each in seen if not self._is_held_out(each.episode)]
         measure = [each for each in seen if self._is_held_out(each.episode)]
         # Before the values have seen how these episodes ended, as in the released code.

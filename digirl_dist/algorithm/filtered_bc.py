@@ -87,8 +87,8 @@ class FilteredBC:
         ]
         held = unsolved_steps(replay, self._experience.unsolved, rows) if new["episodes"] else []
         sizes = totals({"kept_trajectories": len(kept), "held": len(held)}, self._peers)
-        full = _LITTLE if new["solved"] > _ENOUGH * new["episodes"] else 1.0
-        share = full if sizes["held"] else min(full, sizes["kept_trajectories"] / _FEW)
+        is_enough = self._experience.tells_success and new["solved"] > _ENOUGH * new["episodes"]
+        share = min(_LITTLE if is_enough else 1.0, 1.0 if sizes["held"] else sizes["kept_trajectories"] / _FEW)
         fit = self._imitation.fit([*rows, *avoided, *held], share)
         table += [*avoided, *held]
         sums = totals(counts(table, KEPT, AVOIDED, UNSOLVED, NOT_CHOSEN, NOT_GOOD, IN_LOOPS, UNDRAWN), self._peers)

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
@@ -75,9 +75,21 @@ class Grpo(OptimizerIsTheState):
         self._peers = peers
         self._optimizer = MinibatchOptimizer(agent.parameters(), settings.actor, seed, "the actor's loss", peers)
         self._waiting: Waiting | None = None
-        self._start: list[torch.Tensor] = []
+        self._start = torch.optim.SGD(agent.parameters())
+        """Makes no step: ranks gather and shard the first weights that it keeps as they do what others keep."""
         if settings.actor.kl_weight:  # no update was made or loaded yet
-            self._start = [parameter.detach().clone() for parameter in agent.parameters()]
+            self._start.state.update({one: {"start": one.detach().clone()} for one in agent.parameters()})
+            peers.adopt(self._start)
+
+    def state_dict(self) -> dict[str, Any]:
+        return (
+            {**super().state_dict(), "start": self._start.state_dict()} if self._start.state else super().state_dict()
+        )
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        super().load_state_dict(state)
+        if self._start.state:
+            self._start.load_state_dict(state["start"])
 
     def expect(self, before: Sequence[Ticket], after: Sequence[Ticket]) -> None:
         """See ``ExpectingAlgorithm``; without this call, every group is waited for until it is whole."""
@@ -120,7 +132,7 @@ class Grpo(OptimizerIsTheState):
         """Returns what the rows' objective is computed from, and gives the rows their weights for the table."""
         old, mask = all_log_probs(self._agent, rows, self._peers, drawn.batches)
         start = None
-        if self._start:
+        if self._start.state:
             with self._at_start():
                 start, _ = all_log_probs(self._agent, rows, self._peers, drawn.batches)
         advantages = torch.tensor([row.advantage or 0.0 for row in rows], dtype=torch.float64)[:, None].expand_as(old)
@@ -153,7 +165,7 @@ class Grpo(OptimizerIsTheState):
         """Has the agent compute with the weights that the run began with."""
         parameters = list(self._agent.parameters())
         learned = [parameter.detach().clone() for parameter in parameters]
-        _assign(parameters, self._start)
+        _assign(parameters, [self._start.state[parameter]["start"] for parameter in parameters])
         try:
             yield
         finally:
@@ -164,12 +176,12 @@ class Grpo(OptimizerIsTheState):
     ) -> dict[str, float]:
         """Returns the counts of all ranks, with shares in place of what only these are made from.
 
-        ``policy_lag`` is the mean number of updates between the policy that acted and the one that learns from it.
+        ``policy_lag`` is the mean number of updates between the policy that took a step and the one that learns.
         """
         now = max((episode.ticket.iteration for episode in fresh), default=0)
         own = {
-            "fresh": len(fresh),
-            "lag": sum(now - episode.ticket.policy_version for episode in fresh),
+            "fresh": sum(len(episode.steps) for episode in fresh),
+            "lag": sum(now - version for episode in fresh for version in episode.versions),
             "groups": len(groups),
             "alike": sum(_alike(members) for members in groups),
             "kept_trajectories": len({id(row.episode) for row in table if row.outcome == KEPT}),
@@ -210,10 +222,10 @@ def _mismatch(rows: Sequence[Row], old: torch.Tensor, now: int, peers: Peers) ->
     """
     own = {"off": 0.0, "tokens": 0.0}
     for row, computed in zip(rows, old, strict=True):
-        step, acting = row.episode.steps[row.place], row.episode.ticket.policy_version
+        step = row.episode.steps[row.place]
         told = torch.tensor(step.token_log_probs or [step.log_prob], dtype=old.dtype)
         off = (told - (computed[: len(told)] if step.token_log_probs else computed.sum())).abs()
-        if now == (acting if step.policy_version is None else step.policy_version) and off.isfinite().all():
+        if now == row.episode.versions[row.place] and off.isfinite().all():
             own = {"off": own["off"] + float(off.sum()), "tokens": own["tokens"] + len(told)}
     found = totals(own, peers)
     return {"mismatch": found["off"] / found["tokens"]} if found["tokens"] else {}

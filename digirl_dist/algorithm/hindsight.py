@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 
 from digirl_dist.agent.prompts import quoted
 from digirl_dist.algorithm.optimizer import totals
@@ -65,11 +66,12 @@ class Hindsight:
         if self.achieved is not None:
             yield from _named(self.achieved, episode, self.tasks)
             return
-        asked = self._by_goal()
+        asked = self._by_goal
         for number, step in enumerate(episode.steps, 1):
             for goal in step.achieved:
                 yield from ((number, task) for task in asked.get(_key(goal), _in_words(goal)))
 
+    @cached_property
     def _by_goal(self) -> Mapping[str, list[Task]]:
         found: dict[str, list[Task]] = {}
         for task in self.tasks:
@@ -95,6 +97,8 @@ class Experience:
     hindsight: Hindsight = NO_HINDSIGHT
     erase_loops: bool = True
     unsolved: float = 0.3
+    tells_success: bool = True
+    """Whether an episode's success is more than a return above 0."""
 
 
 USUAL = Experience()

@@ -9,7 +9,7 @@ from typing import ClassVar
 from digirl_dist.errors import SettingsError
 from digirl_dist.settings.algorithms import ActorSettings, OptimizerSettings, ValueSettings
 from digirl_dist.settings.expert import expert
-from digirl_dist.settings.ranges import Amount, Count, CountOrNone, Few, Positive, Rate, Real, Share, SomeShare
+from digirl_dist.settings.ranges import Amount, Count, CountOrNone, Few, GroupSize, Positive, Rate, Share, SomeShare
 
 PUBLISHED = ("paper", "code")
 """The advantages of DigiRL that need no function of the user's."""
@@ -43,7 +43,7 @@ class GrpoActorSettings(ActorSettings):
 class GrpoOptions:
     """Group-relative policy optimisation."""
 
-    group_size: Few = 8
+    group_size: GroupSize = 8
     """Episodes of one task from one start; ``rollout_size`` must be a multiple of this."""
     loss: Loss = Loss.token
     """For agents that speak in tokens. ``token``: the ratio of each token is clipped, and all tokens count alike;
@@ -67,7 +67,7 @@ class GrpoOptions:
 class GrpoReplayOptions(GrpoOptions):
     """GRPO mixed with imitation of the replay's successes, relabelled ones included, and with kept-open steps."""
 
-    group_size: Few = 4
+    group_size: GroupSize = 4
     loss: Loss = expert(Loss.token)
     """As of ``grpo``."""
     per_episode: bool = expert(True)
@@ -121,8 +121,8 @@ class DigirlOptions:
     warmup_iterations: CountOrNone = 0
     """Number of first iterations in which only the value functions learn."""
     value_episodes: Count = expert(1024)
-    """Number of newest episodes to which the value functions are fitted, and from which episodes are chosen; offline,
-    all."""
+    """Number of newest episodes to which the value functions are fitted, and from which episodes are chosen, beside all
+    of ``offline.data``."""
     instruction_value: ValueSettings = field(default_factory=ValueSettings)
     step_value: ValueSettings = field(default_factory=ValueSettings)
     actor: ActorSettings = field(default_factory=lambda: ActorSettings(epochs=20, max_examples=3000))
@@ -143,7 +143,7 @@ class FilteredBcOptions:
     top_share: SomeShare = 0.1
     """Share of the replay that is imitated: the best by return, ties included, if their return is above
     ``min_return``."""
-    min_return: Real = 0.0
+    min_return: Amount = 0.0
     """Episodes are imitated only if their return is above this."""
     newest: Count = 96
     """Of these episodes, at most so many of each task are imitated, the newest: those of earlier policies hold the

@@ -13,6 +13,7 @@ from digirl_dist.algorithm.table import AVOIDED, IN_LOOPS, LOOP, NOT_GOOD, UNSOL
 from digirl_dist.storage.digest import digest
 from digirl_dist.tasks import Key
 from digirl_dist.trajectory import Observation, Step, Trajectory
+from digirl_dist.types import Json
 
 
 def best(scores: np.ndarray, share: float, above: float) -> list[int]:
@@ -89,13 +90,20 @@ def fatal(episodes: Sequence[Trajectory], kept: Sequence[Trajectory], weight: fl
     What came after an action depends on those that followed it, but not of the last one: it earned nothing and left
     nothing to earn, whatever the policy. Where there are more, up to four times as many share that weight, as
     what is avoided for a short time comes back. An action with which nine tenths of ``kept`` ended is not what was
-    wrong: a policy that avoids the only button of a form no longer pushes it.
+    wrong: a policy that avoids the only button of a form no longer pushes it. Nor is one with a density, which is no
+    probability to lower.
     """
     ends = Counter(str(one.steps[-1].action) for one in kept)
     failed = [one for one in reversed(episodes) if one.steps and one.reward <= 0 and one.steps[-1].terminated]
-    ended = [one for one in failed if weight and ends[str(one.steps[-1].action)] <= 0.9 * len(kept)][: 4 * len(kept)]
+    last = [(one, one.steps[-1].action) for one in failed if weight]
+    ended = [one for one, end in last if is_counted(end) and ends[str(end)] <= 0.9 * len(kept)][: 4 * len(kept)]
     reason = "it ended the episode without success, and is made less likely"
     return [Row(one, len(one.steps) - 1, AVOIDED, reason, -weight * min(1.0, len(kept) / len(ended))) for one in ended]
+
+
+def is_counted(action: Json) -> bool:
+    """Whether an action is one of finitely many: those of a Box are lists of numbers, and have a density."""
+    return not isinstance(action, list) or all(type(part) is int for part in action)
 
 
 def loops(episodes: Sequence[Trajectory], most: int, weight: float, erase_loops: bool) -> list[Row]:
@@ -108,7 +116,7 @@ def loops(episodes: Sequence[Trajectory], most: int, weight: float, erase_loops:
         Row(one, place, AVOIDED, "its episode failed, and it led back to where that had been", -weight)
         for one in episodes
         for place, leads_on in enumerate(leading_on(one, erase_loops) if weight and one.reward <= 0 else ())
-        if not leads_on
+        if not leads_on and is_counted(one.steps[place].action)
     ]
     return _evenly(found, most)
 
@@ -133,14 +141,15 @@ def mean_weight(rows: Sequence[Row]) -> float:
 
 
 def unsolved(replay: Sequence[Trajectory], weight: float) -> list[Row]:
-    """Returns, with this weight, the steps of the oldest policy in ``replay`` from which on nobody knows what to do.
+    """Returns, with this weight, the steps of the run's oldest policy from which on nobody knows what to do.
 
     In a task that no episode there solved, as its emulator says, that is what follows an episode's last reward; in one
     that no episode earned anything in, all. Where returns differ and none is above 0, the better ones teach the task.
     """
     best_returns = _unsolved_tasks(replay)
-    oldest = min((episode.ticket.policy_version for episode in replay), default=0)
-    first = [one for one in replay if one.ticket.policy_version == oldest and one.ticket.task.id in best_returns]
+    own = [episode for episode in replay if not episode.is_offline]  # other versions made the others
+    oldest = min((episode.ticket.policy_version for episode in own), default=0)
+    first = [one for one in own if one.ticket.policy_version == oldest and one.ticket.task.id in best_returns]
     reason = "its task is not solved yet: there the policy is held to what it chose before it learned"
     return [
         Row(one, place, UNSOLVED, reason, weight)
@@ -232,11 +241,12 @@ def completed_groups(
     Where iterations close early, the longest episodes of a group come later than the others. Learning from a group
     without them would favour short episodes, so it waits for its last ones in ``replay``, which ends with ``fresh``.
     A group whose tickets are not ``waiting`` any more counts with the episodes that it has, if these are two: the
-    others got lost. An offline episode that started alike is none of them: it comes earlier in ``replay``.
+    others got lost. An offline episode that started alike is none of them.
     """
     groups: dict[Start, dict[Key, Trajectory]] = defaultdict(dict)
     for episode in replay:
-        groups[start_of(episode)][episode.ticket.key] = episode
+        if not episode.is_offline:
+            groups[start_of(episode)][episode.ticket.key] = episode
     ended = sorted(waiting.before - waiting.after) if waiting else []
     found = []
     for start in dict.fromkeys([*map(start_of, fresh), *ended]):

@@ -285,12 +285,12 @@ def as_json(episode: Episode) -> dict[str, Json]:
             "tokens": list(step.tokens),
             "token_log_probs": list(step.token_log_probs),
             "prompt_tokens": list(step.prompt_tokens),
-            "policy_version": ticket.policy_version if step.policy_version is None else step.policy_version,
+            "policy_version": version,
             "reward": step.reward,
             "terminated": step.terminated,
             "truncated": step.truncated,
         }
-        for step in episode.steps
+        for step, version in zip(episode.steps, episode.versions, strict=True)
     ]
     return {
         "episode_id": episode.episode_id,

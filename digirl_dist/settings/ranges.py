@@ -31,6 +31,8 @@ Few = Annotated[int, Meta(ge=1, le=65_536)]
 FewOrNone = Annotated[int, Meta(ge=0, le=65_536)]
 Processes = Annotated[int, Meta(ge=1, le=1024)]
 """A number of processes, threads or servers."""
+GroupSize = Annotated[int, Meta(ge=2, le=65_536)]
+"""One episode alone is compared with nothing."""
 Episodes = Annotated[int, Meta(ge=1, le=10**6)]
 """Of one iteration, whose tickets are all in memory."""
 Width = Annotated[int, Meta(ge=1, le=16_384)]

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
@@ -72,8 +72,8 @@ class Stream:
         self._has_unlike = False
         self.observation = self._begin(0)
 
-    def advance(self, decision: Decision | NoDecision, max_steps: int | None) -> bool:
-        """Carries out one action and returns whether the episode is over.
+    def advance(self, decision: Decision | NoDecision, max_steps: int | None, version: int | None = None) -> bool:
+        """Carries out one action, of a policy version, and returns whether the episode is over.
 
         Raises AgentError for NoDecision and for a log-probability that is no number, EmulatorError for such a reward.
         """
@@ -81,7 +81,7 @@ class Stream:
             raise AgentError(decision.reason)
         transition = self._emulator.step(decision.action)
         is_cut = len(self._steps) + 1 >= (max_steps or MOST_STEPS)
-        step = recorded(self.observation, decision, transition, is_cut)
+        step = recorded(self.observation, replace(decision, policy_version=version), transition, is_cut)
         if max_steps is None and is_cut and not (transition.terminated or transition.truncated):
             self._note_endless()
         if not math.isfinite(step.log_prob):
@@ -167,7 +167,7 @@ class Streams:
             seen = [stream.observation for stream in self._streams]
             decisions = contract.decisions(actor, seen, [stream.rng for stream in self._streams])
             for stream, decision in zip(self._streams, decisions, strict=True):
-                if stream.advance(decision, self._max_steps):
+                if stream.advance(decision, self._max_steps, iteration):
                     found.episodes.append(stream.episode(iteration))
                     self._end_fragment(stream, iteration, found)
                     stream.next_episode()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import pyarrow as pa
@@ -36,7 +37,8 @@ class InProcessTrainer:
     """Trains in this process; with ``peers``, as one of several ranks that learn together.
 
     ``replay_size`` limits the number of collected episodes that an update reads. All ``offline`` episodes precede
-    them. ``seed`` determines the first weights and the random numbers drawn during learning, such as dropout.
+    them, with iterations below 0. ``seed`` determines the first weights and the random numbers drawn during learning,
+    such as dropout.
     """
 
     def __init__(
@@ -59,7 +61,10 @@ class InProcessTrainer:
         self._checkpoints = checkpoints
         self._replay_size = replay_size
         self._seed = seed
-        self._offline = list(offline)
+        # None has the key of another, or of one of this run.
+        self._offline = [
+            replace(one, ticket=replace(one.ticket, iteration=~place)) for place, one in enumerate(offline)
+        ]
         self._alone = isinstance(peers, Alone)
         self._refused: tuple[RefusedEpisode, ...] = ()
         self._table: pa.Table | None = None

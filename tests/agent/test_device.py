@@ -260,6 +260,17 @@ def test_features_have_their_size_and_no_gradient() -> None:
     assert features.shape == (3, agent.feature_size) and not features.requires_grad
 
 
+def test_texts_that_it_acts_on_are_not_kept() -> None:
+    """Nearly each is new: those of a run would fill the memory of every process that acts."""
+    agent, seen = policy(), screenshots(4)
+    with torch.no_grad():
+        agent.act(seen, [np.random.default_rng(0) for _ in seen])
+        agent.probabilities(seen)
+    assert agent._remembered.cache_info().currsize == 0
+    agent.log_prob(seen, [DeviceAction("back").to_json()] * 4)
+    assert agent._remembered.cache_info().currsize == 4
+
+
 def test_what_value_functions_read_stays_as_it_is_while_the_policy_learns() -> None:
     agent, seen = policy(), screenshots(8)
     before = agent.critic_inputs(seen)

@@ -24,6 +24,7 @@ from digirl_dist.algorithm.optimizer import batches, fault_of
 from digirl_dist.algorithm.options import ActorSettings, GrpoActorSettings
 from digirl_dist.algorithm.selection import (
     best,
+    completed_groups,
     fatal,
     loops,
     on_the_way,
@@ -247,6 +248,15 @@ def test_what_nearly_all_successes_end_with_is_not_avoided(others: int, avoided:
     assert all(row.outcome == AVOIDED and "made less likely" in row.reason for row in found)
 
 
+@pytest.mark.parametrize(("action", "avoided"), [([0.2, 1.0], 0), ([1, [0.2]], 0), ([1, 2], 1)])
+def test_what_has_a_density_is_not_avoided(action: Json, avoided: int) -> None:
+    """A density may be above 1, and -log(1 - π) of it is none of any number."""
+    one = next(episode for episode in episodes(0) if episode.success)
+    kept, failed = [_ended_by(one, "another", 1.0)], [_ended_by(one, action, 0.0)]
+    again = replace(failed[0], steps=[failed[0].steps[-1]], final_observation=failed[0].steps[-1].observation)
+    assert len(fatal(failed, kept, 0.5)) == len(loops([again], 9, 0.1, erase_loops=True)) == avoided
+
+
 def test_what_led_a_failure_back_to_where_it_had_been_is_avoided_also_where_a_limit_cut_it_off() -> None:
     def walk(*places: int, reward: float = 0.0) -> Trajectory:
         seen = [Observation("", None, np.full(3, place, np.float32)) for place in places]
@@ -264,13 +274,15 @@ def test_what_led_a_failure_back_to_where_it_had_been_is_avoided_also_where_a_li
 def test_where_new_episodes_succeed_an_update_of_filtered_bc_is_a_sixth_as_long() -> None:
     won, lost = ([one for one in episodes(0) if one.success is wanted] for wanted in (True, False))
 
-    def steps(fresh: list[Trajectory]) -> int:
-        algorithm = FilteredBC(policy(), FilteredBcSettings(), seed=3)
+    def steps(fresh: list[Trajectory], tells_success: bool = True) -> int:
+        shared = Experience(tells_success=tells_success)
+        algorithm = FilteredBC(policy(), FilteredBcSettings(), seed=3, experience=shared)
         algorithm.update(fresh, won)
         return int(algorithm.state_dict()["imitation"]["optimizer"]["state"][0]["step"])
 
     whole = steps(lost[:1])
     assert steps(won) == math.ceil(whole / 6) and steps([*won[:9], lost[0]]) == steps([]) == whole
+    assert steps(won, tells_success=False) == whole, "a return above 0 may be the least there is"
 
 
 def test_few_episodes_to_imitate_make_a_small_update() -> None:
@@ -320,6 +332,15 @@ def test_unsolved_are_the_oldest_policys_steps_in_tasks_in_which_no_episode_came
     assert steps_of(unsolved([*never, *later, *solved, *graded], 1.0)) == never[0].steps
     assert unsolved([*never[1:], *later], 1.0) == [], "the oldest policy of that replay did not try the task"
     assert unsolved([], 1.0) == []
+
+
+def test_offline_data_is_not_taken_for_what_this_runs_policies_did() -> None:
+    """Its versions are another run's, and so are its tickets: an older one that solved nothing is held to nowhere."""
+    offline = [_tried("never", 0, 0.0), _tried("else", 0, 0.0)]
+    offline = [replace(one, ticket=replace(one.ticket, iteration=~at)) for at, one in enumerate(offline)]
+    own = _tried("never", 3, 0.0)
+    assert steps_of(unsolved([*offline, own], 1.0)) == own.steps
+    assert len(completed_groups([own], [*offline, own], 1)) == 1 and not completed_groups([own], [*offline, own], 2)
 
 
 def test_in_a_task_that_was_done_in_part_what_follows_the_last_reward_is_unsolved() -> None:

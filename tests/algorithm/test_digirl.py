@@ -22,7 +22,7 @@ from digirl_dist.algorithm.advantages import (
 from digirl_dist.algorithm.digirl import DigiRL, Rule, paper_rule, released_rule, stack
 from digirl_dist.algorithm.hindsight import Experience, Hindsight
 from digirl_dist.algorithm.selection import held_out, top_quantile
-from digirl_dist.algorithm.table import HELD_OUT, IN_LOOPS
+from digirl_dist.algorithm.table import HELD_OUT, IN_LOOPS, UNSOLVED
 from digirl_dist.algorithm.values import SuccessValue, calibration_error, calibration_gaps, two_class_loss
 from digirl_dist.settings import DigirlSettings, ValueSettings
 from digirl_dist.tasks import Task, Ticket
@@ -253,6 +253,14 @@ def test_what_is_relabelled_makes_no_instruction_look_easy() -> None:
     assert algorithm.update(failed, failed).figures["relabelled_share"] == 0.5
     starts = torch.stack([torch.tensor([0.0, parity]) for parity in (0.0, 1.0)])
     assert algorithm._instruction_value(starts).amax() < 0.1
+
+
+def test_offline_data_is_always_learned_from_beside_the_newest_episodes() -> None:
+    offline = [replace(one, ticket=replace(one.ticket, iteration=~at)) for at, one in enumerate(batch(0))]
+    fresh = batch(1)
+    algorithm = DigiRL(Coin(Counter.spec), measuring_nothing(value_episodes=5), seed=0)
+    _, table = algorithm.update(fresh, [*offline, *fresh])
+    assert {id(row.episode) for row in table if row.outcome != UNSOLVED} == set(map(id, [*offline, *fresh[-5:]]))
 
 
 def test_while_it_warms_up_only_the_values_learn() -> None:

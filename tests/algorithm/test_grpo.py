@@ -327,6 +327,25 @@ def test_it_is_held_to_where_it_began_or_kept_from_certainty(name: str) -> None:
     assert moved[0] > 0.95 and 0.8 > moved[1] > 0.55
 
 
+def test_a_run_that_is_continued_is_held_to_where_it_began() -> None:
+    """Not to the weights that its agent is built with: those that it began with may be another run's."""
+    actor = GrpoActorSettings(learning_rate=0.05, epochs=8, batch_size=4, kl_weight=3.0)
+    tickets = [Ticket(4, index, Task("t"), 9, 4) for index in range(4)]
+    fresh = [episode(each, [1 - each.index % 2]) for each in tickets]
+    ends = []
+    for built in (0.0, 2.0):
+        began, first = made(actor=actor)
+        learn(first, fresh)
+        coin = Coin(Counter.spec)
+        torch.nn.init.constant_(next(coin.parameters()), built)
+        second = Grpo(coin, GrpoSettings(group_size=4, actor=actor), seed=0)
+        coin.load_state_dict(began.state_dict())
+        second.load_state_dict(first.state_dict())
+        learn(second, fresh)
+        ends.append(coin.log_prob([], [1]).item())
+    assert ends[0] == ends[1]
+
+
 def test_a_stored_run_is_learned_from_again_with_another_clip_and_another_loss() -> None:
     """Nothing acts again: what the policy that acted said of each token is stored."""
     told = [[-0.4, -0.9], [-1.6], [-0.2, -0.3], [-0.7]]

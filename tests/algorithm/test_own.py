@@ -15,6 +15,7 @@ from run_files import metrics
 from safetensors.torch import load_file
 
 from digirl_dist.algorithm.digirl import own_rule
+from digirl_dist.algorithm.plugins import OwnAlgorithm
 from digirl_dist.assembly.validate import refuse_contradictions
 from digirl_dist.child_process import environment
 from digirl_dist.cli.main import main
@@ -161,6 +162,13 @@ def test_an_algorithm_that_is_not_there_is_refused_before_anything_is_made(
     settings = configuration.load("config/multimachine", "host", ["parallel=single", override])
     with pytest.raises(SettingsError, match=said):
         refuse_contradictions(settings)
+
+
+@pytest.mark.parametrize("size", [0, -4, 2.0, "8"])
+def test_a_group_size_of_the_users_that_is_none_is_named(size: object, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("user_classes.Coin.group_size", size, raising=False)
+    with pytest.raises(SettingsError, match=rf"user_classes:Coin: group_size={size!r} must be a whole number from 1"):
+        _ = OwnAlgorithm("user_classes:Coin").episodes_per_start
 
 
 def test_an_advantage_that_is_neither_published_nor_a_function_is_refused() -> None:

@@ -254,7 +254,9 @@ MORE_HABITS = {
     "run dry_run=true worker_ips=[a]": "worker_ips is not read with dry_run=true: add dry_run=false, or leave",
     "run parallel=single inference=host": "inference is not read with parallel=single: add parallel=host",
     "run dry_run=true train_algorithm=grpo rollout_size=100": "no multiple of algorithm.grpo.group_size=8, as 96 is",
-    "run dry_run=true train_algorithm=grpo algorithm.grpo.group_size=1": "compares an episode with nothing",
+    "run dry_run=true train_algorithm=grpo algorithm.grpo.group_size=1": "group_size must be a whole number from 2 to",
+    "run dry_run=true train_algorithm=grpo_replay algorithm.grpo_replay.group_size=1": "a whole number from 2 to",
+    "run dry_run=true algorithm.filtered_bc.min_return=-1": "min_return must be a number from 0 to",
     # a model that is nowhere
     "run dry_run=true agent=vlm agent.model=Qwen/no-such-model": "is no folder of this machine, and the hub",
     # files of another kind, and secrets

@@ -48,6 +48,13 @@ def test_the_fragments_hold_every_step_once_and_the_episodes_are_whole() -> None
     assert all(by_fragment[name] == whole[name] for name in whole)
 
 
+def test_each_step_tells_which_policy_took_it() -> None:
+    running = streams(slots=1)
+    found = [running.collect(Dice(), version, steps=2) for version in range(3)]
+    (episode,) = found[2].episodes
+    assert episode.versions == [0, 0, 1, 1, 2] and [one.fragments[0].versions for one in found[:2]] == [[0, 0], [1, 1]]
+
+
 def test_what_runs_does_not_depend_on_the_size_of_an_iteration() -> None:
     one, other = streams(), streams()
     at_once = one.collect(Dice(), 0, steps=20).episodes

@@ -275,7 +275,8 @@ def test_offline_episodes_come_before_the_collected_ones_and_are_all_seen(tmp_pa
     class Sees(Breaks):
         def update(self, fresh: Sequence[Trajectory], replay: Sequence[Trajectory]) -> dict[str, float]:
             seen.append((len(fresh), len(replay)))
-            assert [each.ticket.iteration for each in replay[:24]] == [9] * 24
+            assert [each.is_offline for each in replay] == [True] * 24 + [False] * (len(replay) - 24)
+            assert len({each.ticket.key for each in replay}) == len(replay)
             return {}
 
     run(tmp_path, partial(Sees), 4, offline=episodes(9))  # type: ignore[arg-type]

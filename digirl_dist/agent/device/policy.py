@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import lru_cache
 from typing import NamedTuple, TypeVar
 
@@ -22,8 +22,9 @@ from digirl_dist.emulator import DeviceActions, EmulatorSpec
 from digirl_dist.trajectory import Decision, Observation
 from digirl_dist.types import Json
 
-_READ_TEXTS = 8192
-"""Texts of observations that are kept as they were read: training sees the same ones over and over."""
+_READ_TEXTS = 2048
+"""Texts of observations that are kept as they were read: an update sees the same ones over and over. Of what is acted
+on, nearly each is new, and none is kept."""
 _LOOKED_FOR = {
     "tap": [2.5, 4.0, 0.5, 0.5, 0.0, 1.0, -2.0, 0.0],
     "type_at": [1.0, 0.0, 0.0, 0.5, 5.0, 0.0, -1.0, 0.0],
@@ -88,7 +89,7 @@ class DevicePolicy(nn.Module):
         self._placed = [index for index, kind in enumerate(kinds) if kind.placed]
         drags = any(kind.drags for kind in kinds)
         places = [kinds[index].action.type for index in self._placed] + ["end"] * drags
-        self._read = lru_cache(_READ_TEXTS)(read)
+        self._remembered = lru_cache(_READ_TEXTS)(read)
         self._encoder = Encoder(self._grid, len(places), width, self._reads)
         self.feature_size = self._encoder.feature_size + 2 * len(kinds)
         self._kind_head = _kind_head(self.feature_size, width, kinds)
@@ -110,7 +111,7 @@ class DevicePolicy(nn.Module):
 
     def act(self, observations: Sequence[Observation], rngs: Sequence[np.random.Generator]) -> list[Decision]:
         images = self._pictures.decoded([observation.image for observation in observations])
-        rows = self._all_read(observations)
+        rows = self._all_read(observations, read)
         looked = self._look(images, rows)
         kinds, places = looked.kinds.double().cpu().numpy(), looked.places.double().cpu().numpy()
         chosen, sums = [], []
@@ -171,7 +172,7 @@ class DevicePolicy(nn.Module):
     def probabilities(self, observations: Sequence[Observation]) -> list[ActionProbabilities]:
         """The cells are those of a tap; a label counts for the cell of its middle."""
         images = self._pictures.decoded([observation.image for observation in observations])
-        rows = self._all_read(observations)
+        rows = self._all_read(observations, read)
         looked = self._look(images, rows)
         names, found = [kind.name for kind in self._grid.kinds], []
         for each, kinds, places in zip(
@@ -190,8 +191,10 @@ class DevicePolicy(nn.Module):
     def _tensor(self, values: Sequence[int]) -> torch.Tensor:
         return torch.tensor(values, dtype=torch.long, device=self._device)
 
-    def _all_read(self, observations: Sequence[Observation]) -> list[Read]:
-        return [self._read(observation.text, self._reads) for observation in observations]
+    def _all_read(
+        self, observations: Sequence[Observation], how: Callable[[str, bool], Read] | None = None
+    ) -> list[Read]:
+        return [(how or self._remembered)(observation.text, self._reads) for observation in observations]
 
     def _touched(self, choice: Choice, action: Json) -> list[Point]:
         """The points that must stay on the picture."""

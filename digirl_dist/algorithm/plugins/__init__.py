@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from digirl_dist.errors import TrainingError
+from digirl_dist.errors import SettingsError, TrainingError
 from digirl_dist.settings.algorithms import ExperienceSettings
 from digirl_dist.settings.plugins import AlgorithmBlock
 from digirl_dist.tasks import Task
@@ -55,6 +55,8 @@ class LearningContext:
     tasks: Sequence[Task] = ()
     """The task set."""
     experience: ExperienceSettings = field(default_factory=ExperienceSettings)
+    tells_success: bool = True
+    """Whether an episode's success is more than a return above 0."""
 
 
 @dataclass
@@ -80,7 +82,7 @@ def experience_of(context: LearningContext) -> Experience:
     settings, name = context.experience, context.experience.hindsight.achieved
     achieved = None if name is None else load_entry_point(name, "algorithm.hindsight.achieved")
     hindsight = Hindsight(tuple(context.tasks), settings.hindsight.most, achieved)
-    return Experience(hindsight, settings.erase_loops, settings.unsolved)
+    return Experience(hindsight, settings.erase_loops, settings.unsolved, context.tells_success)
 
 
 @dataclass
@@ -96,8 +98,11 @@ class OwnAlgorithm(AlgorithmPlugin):
 
     @property
     def episodes_per_start(self) -> int:
-        """Raises SettingsError for an entry point that cannot be found."""
-        return int(getattr(load_entry_point(self.entry_point, _KEY), "group_size", 1))
+        """Raises SettingsError for an entry point that cannot be found, and for a size that is none."""
+        size = getattr(load_entry_point(self.entry_point, _KEY), "group_size", 1)
+        if type(size) is not int or size < 1:
+            raise SettingsError(f"{self.entry_point}: group_size={size!r} must be a whole number from 1")
+        return size
 
     def build(self, context: LearningContext) -> AlgorithmFactory:
         """The class travels inside, so ranks need not find the file."""

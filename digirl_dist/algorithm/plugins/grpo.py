@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, ClassVar
 
 from digirl_dist.algorithm.options import GrpoOptions
 from digirl_dist.algorithm.plugins import AlgorithmPlugin, LearningContext, LearnsFrom
-from digirl_dist.errors import SettingsError
 
 if TYPE_CHECKING:
     from digirl_dist.algorithm import AlgorithmFactory
@@ -16,11 +15,6 @@ if TYPE_CHECKING:
 @dataclass
 class GrpoSettings(GrpoOptions, AlgorithmPlugin):
     """Group-relative policy optimisation."""
-
-    def __post_init__(self) -> None:
-        """Raises SettingsError."""
-        if self.group_size < 2:
-            raise SettingsError("algorithm.grpo.group_size=1 compares an episode with nothing; 2 are the fewest")
 
     learns_from: ClassVar[LearnsFrom] = LearnsFrom.groups
 
