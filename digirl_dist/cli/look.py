@@ -324,16 +324,22 @@ _OF_SETTINGS = (
 
 def _settings(options: argparse.Namespace) -> int:
     """Prints keys of the configuration, their defaults and their meaning: settings [WORD]."""
-    from digirl_dist.settings.reference import Row, sections
+    from digirl_dist.settings.reference import sections
 
-    def is_wanted(row: Row) -> bool:
-        return options.word in row.anchor and (row.expert or not options.expert)
-
-    found = {section.title: list(filter(is_wanted, section.rows)) for section in sections()}
+    word, expert = options.word, options.expert
+    found = {
+        section.title: [
+            row for row in section.rows if (word in row.key or word in row.anchor) and (row.expert or not expert)
+        ]
+        for section in sections()
+    }
     if not any(found.values()):
         from digirl_dist.settings.conversion import meant_key
 
-        raise SettingsError(f"no key has {options.word!r} in it; {meant_key(options.word, None)}")
+        raise SettingsError(
+            f"no {'expert ' * expert}key has {word!r} in it; "
+            f"{'leave out --expert, which shows few of them' if expert else meant_key(word, None)}"
+        )
     for title, rows in found.items():
         if rows:
             print(f"# {title}")

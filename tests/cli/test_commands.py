@@ -21,7 +21,7 @@ from digirl_dist.cli import entry
 from digirl_dist.cli.completion import complete_override
 from digirl_dist.cli.main import COMMANDS, main
 from digirl_dist.exit_status import interruptions_wait
-from digirl_dist.settings import GymnasiumSettings, configuration
+from digirl_dist.settings import GymnasiumSettings, configuration, reference
 from digirl_dist.settings.places import HERE
 
 WANTED = {"init", "demo", "run", "doctor", "setup", "why", "report", "eval", "eval-jobs", "completion"}
@@ -61,6 +61,19 @@ def test_a_key_for_experts_is_printed_and_works_as_any_other(capsys: pytest.Capt
     assert main(["settings", "limits"]) == 0
     assert "limits.boot_s" in capsys.readouterr().out
     assert configuration.load(HERE, "host", ["limits.stuck_s=7"]).limits.stuck_s == 7
+
+
+def test_every_key_is_found_by_the_name_that_is_printed_and_by_that_of_the_page(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    every = list(reference.sections())
+    monkeypatch.setattr(reference, "sections", lambda: every)
+    for row in (row for section in every for row in section.rows):
+        for word in (row.key, row.anchor):
+            assert main(["settings", word]) == 0
+            assert f"{row.key}  (" in capsys.readouterr().out
+    assert main(["settings", "train_iterations", "--expert"]) == 2
+    assert "no expert key has 'train_iterations' in it; leave out --expert" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("name", COMMANDS)
