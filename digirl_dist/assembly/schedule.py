@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from digirl_dist.assembly.parts import algorithm_plugin, build_device
+from digirl_dist.errors import SettingsError
 from digirl_dist.settings import Settings, TaskMode, TaskSplit, TrainMode
 from digirl_dist.settings.run import only_measures
 from digirl_dist.tasks import Plan, Purpose, Task
@@ -44,11 +45,20 @@ def plan(settings: Settings, tasks: Sequence[Task]) -> Plan:
 
 
 def evaluation_plan(settings: Settings) -> Plan:
-    """Returns the tickets of each evaluation while training: the test split, walked through, on seeds of its own."""
-    episodes, seed = settings.evaluation.episodes, settings.seed
-    return Plan(test_tasks(settings), episodes, seed, "sequential", share="validate", purpose="evaluate")
+    """Returns the tickets of each evaluation while training: the test split, walked through, on seeds of its own.
+
+    Without evaluations nothing reads that split, which need not be there.
+    """
+    tasks = test_tasks(settings) if settings.evaluation.every else ()
+    return Plan(tasks, settings.evaluation.episodes, settings.seed, "sequential", share="validate", purpose="evaluate")
 
 
 def test_tasks(settings: Settings) -> Sequence[Task]:
-    """Returns the tasks of the test split, whatever the settings train on."""
-    return build_device(replace(settings, task_split=TaskSplit.test), settings.emulator).tasks
+    """Returns the tasks of the test split, whatever the settings train on. Raises SettingsError where it has none."""
+    try:
+        return build_device(replace(settings, task_split=TaskSplit.test), settings.emulator).tasks
+    except SettingsError as error:
+        raise SettingsError(
+            f"evaluation.every={settings.evaluation.every} needs the test split: {error}; correct that, or set "
+            "evaluation.every=0"
+        ) from error

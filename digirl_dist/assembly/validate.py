@@ -19,6 +19,7 @@ from digirl_dist.assembly.parts import (
     collector_plugin,
     run_root,
 )
+from digirl_dist.assembly.schedule import test_tasks
 from digirl_dist.capacity import Machine, pool_size
 from digirl_dist.emulator.plugins import Device
 from digirl_dist.errors import SettingsError
@@ -102,6 +103,8 @@ def refuse_unstartable(settings: Settings, rank: Rank | None = None, command: Co
     """Returns the emulator. Raises SettingsError for what can be known without torch and without workers."""
     refuse_contradictions(settings, rank, command)
     device = build_device(settings, settings.emulator)
+    if settings.evaluation.every and not only_measures(settings):
+        test_tasks(settings)
     if command is Command.ranks or settings.parallel is not Parallel.host or settings.dry_run:
         _refuse_memory(settings, device)
     if isinstance(settings.engine, OpenAIEngineSettings) and needs_emulators(settings):

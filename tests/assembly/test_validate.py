@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ from user_classes import Coin, Counter
 
 from digirl_dist import Run
 from digirl_dist.assembly.run import run
+from digirl_dist.assembly.validate import Command, refuse_unstartable
 from digirl_dist.emulator import EmulatorSpec
 from digirl_dist.errors import SettingsError, UntrustedError
 from digirl_dist.settings import (
@@ -198,6 +200,26 @@ def test_a_run_of_another_algorithm_starts_with_a_checkpoint_and_says_so(collect
     shutil.rmtree(source)  # a run that goes on needs it no more
     run(settings(own, train_iterations=2, keep_checkpoints=None, **start))
     assert [line["iteration"] for line in metrics(own)] == [0, 1]
+
+
+ONE_TASK = "[{id: count, instruction: Reach three}]"
+TRAIN_ONLY = {"tasks.yaml": f"train: {ONE_TASK}", "tasks_train.yaml": ONE_TASK}
+
+
+@pytest.mark.parametrize("task_set", ["tasks.yaml", "tasks_{split}.yaml"])
+def test_a_set_without_test_tasks_trains_and_is_refused_where_they_would_be_read(
+    task_set: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    for name, content in TRAIN_ONLY.items():
+        Path(name).write_text(content)
+    run(trains := settings(tmp_path / "run", task_set=task_set, train_iterations=1))
+    assert [line["iteration"] for line in metrics(tmp_path / "run")] == [0]
+    for command in (Command.run, Command.ranks):
+        refuse_unstartable(replace(trains, bsize=2), command=command)
+        with pytest.raises(SettingsError, match=r"evaluation\.every=2 needs the test split: .*; correct that, or set"):
+            refuse_unstartable(replace(trains, bsize=2, evaluation=EvaluationSettings(every=2)), command=command)
+    refuse_unstartable(replace(trains, evaluation=EvaluationSettings(every=2), task_mode=TaskMode.collect))
 
 
 @pytest.mark.long

@@ -178,9 +178,14 @@ def test_the_doctor_counts_the_gpus_of_the_training_processes(monkeypatch: pytes
         (["task_mode=evaluate"], "holds no checkpoint to measure"),
         (["trainer.device=cuda:7"], "cuda:7"),
         (["algorithm.hindsight.achieved=nowhere:mine"], "module 'nowhere' cannot be imported"),
+        (['task_set="tasks_{split}.txt"', "evaluation.every=2"], "tasks_test.txt cannot be read"),
     ],
 )
-def test_the_doctor_refuses_what_a_run_would_refuse(words: list[str], said: str, tmp_path: Path) -> None:
+def test_the_doctor_refuses_what_a_run_would_refuse(
+    words: list[str], said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("tasks_train.txt").write_text("Open the Clock app\n")
     if torch.cuda.device_count() > 7:
         pytest.skip("this machine has eight GPUs")
     settings = configuration.load(HERE, "host", ["parallel=single", f"save_path={tmp_path / 'run'}", *words])
