@@ -16,6 +16,7 @@ from digirl_dist.assembly.parts import (
     agent_plugin,
     build_algorithm,
     build_device,
+    choose_folder,
     emulator_of,
     placed,
     refuse_devices,
@@ -78,6 +79,7 @@ def doctor(settings: Settings, try_emulators: bool, status: Status) -> Iterator[
         with _at_work(status, target.worker_config.name):
             return examine(target, settings)
 
+    choose_folder(settings, None)
     yield from (of_host := list(examine_host(settings)))
     with ExitStack() as stack:
         try:
@@ -105,6 +107,7 @@ def census_job(settings: Settings, episodes: int) -> CensusJob:
     """Returns what ``doctor --tasks`` plays, in emulators of this machine. Raises SettingsError."""
     if settings.success is not Success.environment:
         raise SettingsError(f"--tasks looks at the emulator's own verdicts: leave out success={settings.success.value}")
+    choose_folder(settings, None)
     here = replace(settings, dry_run=settings.parallel is Parallel.host)  # whatever workers there are
     device, agent, emulator = refuse_unstartable(here), agent_plugin(settings), settings.emulator
     assert isinstance(emulator, EmulatorPlugin)

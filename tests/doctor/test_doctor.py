@@ -191,3 +191,21 @@ def test_the_doctor_refuses_what_a_run_would_refuse(
     settings = configuration.load(HERE, "host", ["parallel=single", f"save_path={tmp_path / 'run'}", *words])
     (check,) = [each for each in setup_doctor.doctor(settings, False, Status()) if each.check == "settings"]
     assert not check.ok and said in check.detail
+
+
+def test_without_a_save_path_the_doctor_looks_at_the_folder_that_a_run_would_choose(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("auto").write_text("a file of the user's")
+    words = ["parallel=single", "emulator=rehearsal", "agent=generic", "bsize=1"]
+    before = configuration.load(HERE, "host", words)
+    folder = tmp_path / "runs" / "rehearsal-filtered_bc"
+    disk, *others = setup_doctor.doctor(replace(before), False, Status())
+    assert disk.ok and disk.detail.endswith(f" at {folder}") and would_start([disk, *others])
+    setup_doctor.census_job(replace(before), 1)
+    assert sorted(each.name for each in tmp_path.iterdir()) == ["auto"]
+    Path("runs").write_text("in the way")
+    failed = [check for check in setup_doctor.doctor(replace(before), False, Status()) if not check.ok]
+    assert [check.check for check in failed] == ["disk save_path", "settings"]
+    assert f"{tmp_path / 'runs'}" in failed[0].detail and "cannot be a folder" in failed[1].detail
