@@ -63,6 +63,10 @@ class HubError(DigirlDistError):
     """The Hugging Face hub could not be reached, or it refused."""
 
 
+class LoggerError(DigirlDistError):
+    """A logger cannot begin, or fails at what it is given."""
+
+
 class JudgeError(DigirlDistError):
     """The judge of episodes refuses, fails, or was unavailable for too long. The episodes are safe."""
 

@@ -24,11 +24,12 @@ from digirl_dist.cli.shared import (
     run_of,
     settings_of,
 )
-from digirl_dist.errors import NoRunError, RunFolderError, SettingsError
+from digirl_dist.errors import DigirlDistError, LoggerError, NoRunError, RunFolderError, SettingsError
 from digirl_dist.plain_text import printable
 from digirl_dist.report.output import is_terminal, shown
 from digirl_dist.settings.paths import expanded
 from digirl_dist.types import Json
+from digirl_dist.user_code.blame import RAISED, described
 
 if TYPE_CHECKING:
     from digirl_dist.plan.figures import Figures
@@ -137,8 +138,7 @@ def _why(options: argparse.Namespace) -> int:
 
     if options.run and options.save_path:
         raise SettingsError(f"{options.run} and --save-path {options.save_path} name a run each: leave one of them out")
-    options.run = options.run or options.save_path
-    print(explain(options.run or run_of(options)))
+    print(explain(options.run or options.save_path or run_of(options)))
     return 0
 
 
@@ -192,10 +192,9 @@ def _plan(options: argparse.Namespace) -> int:
 
         if (named := options.overrides[:1]) and "=" not in named[0] and expanded(named[0]).is_dir():
             raise SettingsError(f"{named[0]} is a folder: `--run {named[0]}` takes the figures of a run")
-        fleets = None if options.fleet is None else _numbers(options.fleet)
         settings = settings_of(options)
         at_hand = _workers_of(settings)
-        fleets = fleets or sorted({at_hand, *_FLEETS})
+        fleets = sorted({at_hand, *_FLEETS}) if options.fleet is None else _numbers(options.fleet)
         figures = _figures(settings, options.run, options.figure)
         plans = [_fleet_plan(settings, workers) for workers in fleets]
         progress.status.host("forecast")
@@ -303,16 +302,22 @@ def _log(options: argparse.Namespace) -> int:
     from digirl_dist.settings.extras import extra_needed
     from digirl_dist.storage.status import is_running
 
-    folder = run_of(options)
+    folder, to = run_of(options), options.to
 
     def is_ended() -> bool:
         time.sleep(1.0)
         return not is_running(folder)
 
-    with shown(f"give the run to {options.to}", sys.stderr), extra_needed(f"--to {options.to}", options.to, options.to):
-        from digirl_dist.report.follower import Follower
+    try:
+        with shown(f"give the run to {to}", sys.stderr), extra_needed(f"--to {to}", to, to):
+            from digirl_dist.report.follower import Follower
 
-        Follower(folder, options.to).follow(is_ended)
+            place = Follower(folder, to).follow(is_ended)
+    except DigirlDistError:
+        raise
+    except RAISED as error:
+        raise LoggerError(f"--to {to}: {described(error)}") from error
+    print(printable(f"{to} was given all of {folder}{f': {place}' if place else ''}"))
     return 0
 
 

@@ -70,15 +70,15 @@ class Follower:
         self._picture_every = max(1, int(self._config.get("train_iterations") or 0) // _PICTURES)
         self._logger = build(name, self._run(run_id, purge))
 
-    def follow(self, is_ended: Callable[[], bool]) -> None:
-        """Returns when the run has ended and the logger has everything; ``is_ended`` waits a little."""
+    def follow(self, is_ended: Callable[[], bool]) -> str | None:
+        """Returns when the run has ended and the logger has everything, where that is; ``is_ended`` waits a little."""
         goes_on = True
         while goes_on:
             goes_on = not is_ended()
             self._look()
             self._give(everything=not goes_on)
         signal.alarm(int(CLOSE_S))  # the run may have been killed, and nobody else would end what hangs now
-        self._logger.close()
+        return self._logger.close()
 
     def _look(self) -> None:
         """Reads metrics first: what was measured before an iteration is there once its figures are."""

@@ -27,7 +27,7 @@ from digirl_dist.child_process import environment
 from digirl_dist.cli.main import main
 from digirl_dist.errors import SettingsError
 from digirl_dist.plain_text import HIDDEN
-from digirl_dist.report import follower
+from digirl_dist.report import follower, loggers
 from digirl_dist.report.follower import Follower, Followers
 from digirl_dist.report.logged import rows, tags
 from digirl_dist.report.picture import film
@@ -169,9 +169,42 @@ def test_a_finished_run_can_be_logged_later(tmp_path: Path, capsys: pytest.Captu
     run.has([0, 1])
     assert main(["log", str(run.folder), "--to", "tensorboard"]) == 0
     assert run.taken("tensorboard")["figures"] == 1
+    there = run.folder / "tensorboard"
+    assert capsys.readouterr().out == f"tensorboard was given all of {run.folder}: {there}\n" and any(there.iterdir())
     with pytest.raises(SystemExit):
         main(["log", str(run.folder), "--to", "nowhere"])
     assert "choose from" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("begins", "takes", "status", "said"),
+    [
+        ("raise RuntimeError('no key:\\nlog in')", "pass", 1, "error: --to faulty: RuntimeError: no key: log in (at "),
+        ("raise OSError('no network')", "pass", 1, "error: --to faulty: OSError: no network (at "),
+        ("raise SystemExit(3)", "pass", 1, "error: --to faulty: SystemExit: 3 (at "),
+        ("import not_there", "pass", 2, "error: --to faulty needs faulty: pip install 'digirl_dist[faulty]'"),
+        ("pass", "1 / 0", 1, "error: --to faulty: ZeroDivisionError: division by zero (at "),
+        ("pass", "pass", 0, ""),
+    ],
+)
+def test_a_logger_that_fails_is_told_in_one_line(
+    begins: str,
+    takes: str,
+    status: int,
+    said: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    (tmp_path / "faulty.py").write_text(LOGGER.format(begins=begins, figures=takes, close="pass"))
+    monkeypatch.setattr(loggers, "__path__", [*loggers.__path__, str(tmp_path)])
+    monkeypatch.delitem(sys.modules, f"{loggers.__name__}.faulty", raising=False)
+    run = Run(tmp_path / "run")
+    run.has([0])
+    assert main(["log", str(run.folder), "--to", "faulty"]) == status
+    told = capsys.readouterr()
+    assert told.err.startswith(said) and told.err.count("\n") == bool(said)
+    assert told.out == ("" if said else f"faulty was given all of {run.folder}\n")
 
 
 def test_what_was_measured_before_an_iteration_is_logged_before_it(tmp_path: Path) -> None:
@@ -248,6 +281,7 @@ def test_mlflow_has_one_run_with_all_steps_once(tmp_path: Path, monkeypatch: pyt
     run.log("mlflow")
     run.has([1])  # iteration 1 is made again
     run.log("mlflow", 2)
+    assert Follower(run.folder, "mlflow").follow(lambda: True) == (run.folder / "mlruns").as_uri()
     [there] = (run.folder / "mlruns").glob("[1-9]*/*/meta.yaml")
     rate = [line.split() for line in (there.parent / "metrics/learning/success_rate").read_text().splitlines()]
     assert [(int(step), float(value)) for _, value, step in rate] == [(0, 0.5), (1, 0.6), (2, 0.7)]
@@ -310,6 +344,7 @@ class Logger:
         {close}
 
 def build(name, run):
+    {begins}
     return Logger()
 """
 
@@ -333,7 +368,7 @@ def is_logged(run: Run) -> bool:
 def test_a_logger_that_fails_or_hangs_is_named_once_and_delays_nothing(
     does: str, closes: str, limit_s: float, said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    (tmp_path / "faulty.py").write_text(LOGGER.format(figures=does, close=closes))
+    (tmp_path / "faulty.py").write_text(LOGGER.format(begins="pass", figures=does, close=closes))
     (tmp_path / "sitecustomize.py").write_text(
         f"import digirl_dist.report.loggers as package\npackage.__path__.append({str(tmp_path)!r})\n"
         "package.MODULES['faulty'] = 'faulty'\n"

@@ -38,8 +38,8 @@ class Logger(Protocol):
     def episodes(self, rows: Sequence[dict[str, Json]], step: int) -> None:
         """Adds an iteration's episodes (see ``logged.rows``); some have a ``picture``, a PNG file in base64."""
 
-    def close(self) -> None:
-        """Flushes what is pending."""
+    def close(self) -> str | None:
+        """Flushes what is pending. Returns the folder or server where the run is, unless the tool tells it itself."""
 
 
 @dataclass(frozen=True)

@@ -62,8 +62,9 @@ class MLflow:
                 Path(folder, f"{step:06d}-{kind}.png").write_bytes(png)
             self._client.log_artifacts(self._id, folder, "episodes")
 
-    def close(self) -> None:
+    def close(self) -> str:
         self._client.set_terminated(self._id)
+        return os.environ["MLFLOW_TRACKING_URI"]
 
     def _tell_config(self, config: dict[str, Json]) -> None:
         from mlflow.entities import Param

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import time
 from collections.abc import Sequence
+from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from PIL import Image
@@ -48,12 +49,11 @@ class TensorBoard:
         for kind, png, _ in pictures(rows):
             self._add(Summary(value=[Summary.Value(tag=f"episodes/{kind}", image=_image(png))]), step)
 
-    def close(self) -> None:
-        try:
+    def close(self) -> str:
+        with suppress(OSError):  # the disk is full: metrics.jsonl has the missing points
             if self._writer is not None:
                 self._writer.close()
-        except OSError:
-            pass  # the disk is full: metrics.jsonl has the missing points
+        return str(self._run.folder / "tensorboard")
 
     def _add(self, summary: Summary, step: int | None) -> None:
         from tensorboard.compat.proto.event_pb2 import Event
