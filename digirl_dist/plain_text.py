@@ -134,11 +134,19 @@ def _of_environment() -> frozenset[str]:
 
 def is_unicode(text: str) -> bool:
     """Returns whether UTF-8 has it, as it lacks half a surrogate pair."""
-    try:
-        text.encode()
-    except UnicodeEncodeError:
-        return False
-    return True
+    return text.encode(errors="ignore").decode() == text
+
+
+def as_entry_point(text: str) -> str:
+    """Returns the entry point that a file's name stands for: ``my_file:X`` for ``./my_file.py:X``.
+
+    Where no name of a module leads from the working directory to the file, it is said from where one does.
+    """
+    file, _, name = text.partition(":")
+    path = os.path.relpath(os.path.expanduser(file.removesuffix(".py") or "my_file"))
+    folder, module = os.path.split(os.path.abspath(path))
+    where = f" and run the command in {folder}, or with PYTHONPATH={folder}" if "/" in file and "." in path else ""
+    return f"{module if where else path.replace('/', '.')}:{name or 'Mine'}{where}"
 
 
 def nearest(name: str, known: Sequence[str]) -> str:

@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterator, Sequence
 from enum import Enum
 
-from digirl_dist.plain_text import closest
+from digirl_dist.plain_text import as_entry_point, closest
 from digirl_dist.settings import Settings
 from digirl_dist.settings.key_places import options_of_groups
 from digirl_dist.settings.keys import types_of
@@ -175,12 +175,6 @@ def bare(word: str) -> str:
     if _ADDRESS.fullmatch(word):
         return f"worker_ips=[{word}]"
     return f"save_path={word}" if "/" in word else ""
-
-
-def as_entry_point(text: str) -> str:
-    """Returns the entry point that a file's name stands for: ``my_file:X`` for ``./my_file.py:X``."""
-    file, _, name = text.partition(":")
-    return f"{file.removeprefix('./').removesuffix('.py').replace('/', '.')}:{name or 'Mine'}"
 
 
 def _choices() -> Iterator[tuple[str, list[str]]]:

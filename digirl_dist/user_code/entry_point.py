@@ -12,6 +12,7 @@ from types import ModuleType
 from typing import Any
 
 from digirl_dist.errors import DigirlDistError, SettingsError, StateError
+from digirl_dist.plain_text import as_entry_point
 from digirl_dist.user_code.blame import RAISED, blaming, described
 
 _GIVEN = {
@@ -26,6 +27,11 @@ def import_module(name: str) -> ModuleType:
 
     With ``PYTHONSAFEPATH`` set, as for Python itself, the working directory is left out.
     """
+    if "/" in name or name.startswith("."):
+        raise SettingsError(
+            f"{name!r} is no name of a module: write my_file for a my_file.py in the working directory or on "
+            "PYTHONPATH, folder.my_file for one in a folder there"
+        )
     here, is_safe = os.getcwd(), bool(os.environ.get("PYTHONSAFEPATH"))
     if here not in sys.path and not is_safe:
         # Permanently: the user's code may import its neighbours later, when it runs.
@@ -101,8 +107,9 @@ def load_entry_point(entry_point: str, key: str) -> Any:
     """Returns the object named ``module:name``, the value of ``key``. Raises SettingsError naming what is wrong."""
     module_name, colon, name = entry_point.partition(":")
     if "/" in module_name or module_name.endswith(".py"):
-        plain = module_name.removeprefix("./").removesuffix(".py").strip("/").replace("/", ".")
-        raise SettingsError(f"{key}={entry_point} names a file: write its module, as {key}={plain}:{name or 'Mine'}")
+        raise SettingsError(
+            f"{key}={entry_point} names a file: write its module, as {key}={as_entry_point(entry_point)}"
+        )
     if not (module_name and colon and name):
         raise SettingsError(f"{key}={entry_point} must read module:name, as in {key}=my_file:Mine")
     try:

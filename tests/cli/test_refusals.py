@@ -124,6 +124,10 @@ HABITS = {
     "run dry_run=true agent=custom agent.entry_point=my_file.py:X": "write its module, as agent.entry_point=my_file:X",
     "run dry_run=true algorithm.entry_point=mine.py": "write its module, as algorithm.entry_point=mine:Mine",
     "run dry_run=true algorithm.entry_point=src/mine.py:X": "as algorithm.entry_point=src.mine:X",
+    "run dry_run=true success=predicate predicate=../mine.py:done": "predicate=mine:done and run the command in /",
+    "run dry_run=true success=predicate predicate=..src.mine:done": "'..src.mine' is no name of a module",
+    "run emulator=../mine.py:MyEnv": "emulator=custom emulator.entry_point=mine:MyEnv and run the command in /",
+    "run emulator=src.mine:MyEnv": "emulator=custom emulator.entry_point=src.mine:MyEnv\n",
     # a flag for a key
     "run --iterations 3": "did you mean train_iterations=3?",
     "run --dry-run": "did you mean dry_run=true?",

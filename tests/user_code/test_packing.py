@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 import zipfile
@@ -123,3 +124,42 @@ def test_what_pip_put_into_a_folder_of_its_own_is_not_the_users(here: Path) -> N
     (here / "mine.py").write_text("import gadget\ndef play():\n    return gadget.part.play()")
     assert is_users(str(here / "mine.py")) and not is_users(str(here / "gadget" / "part.py"))
     pack(load_entry_point("mine:play", "emulator.entry_point"))
+
+
+@pytest.mark.component
+@pytest.mark.parametrize(
+    ("given", "written", "elsewhere"),
+    [
+        ("tools/deep.py:GAIN", "tools.deep:GAIN", False),
+        ("./helper.py:GAIN", "helper:GAIN", False),
+        ("{folder}/host/tools/deep:GAIN", "tools.deep:GAIN", False),
+        ("../outside/mine.py:play", "mine:play", True),
+        ("../outside/mine:play", "mine:play", True),
+        ("{folder}/outside/mine.py:play", "mine:play", True),
+        ("v1.2/mine.py:play", "mine:play", True),
+    ],
+)
+def test_a_path_is_answered_by_what_can_be_imported_and_from_where(
+    given: str, written: str, elsewhere: bool, here: Path, tmp_path: Path
+) -> None:
+    given = given.format(folder=tmp_path)
+    for folder in (tmp_path / "outside", here / "v1.2"):
+        folder.mkdir()
+        (folder / "mine.py").write_text("def play(): return 1")
+    with pytest.raises(SettingsError) as refused:
+        load_entry_point(given, "predicate")
+    folder = (here / given).resolve().parent if elsewhere else here
+    remedy = f" and run the command in {folder}, or with PYTHONPATH={folder}" if elsewhere else ""
+    assert str(refused.value).endswith(f"={given} names a file: write its module, as predicate={written}{remedy}")
+    program = f"from digirl_dist.user_code.entry_point import load_entry_point; load_entry_point({written!r}, 'key')"
+    path = environment()["PYTHONPATH"]
+    for cwd, more in ((folder, ""), (tmp_path, f":{folder}")):
+        variables = {**environment(), "PYTHONPATH": f"{path}{more}"}
+        subprocess.run([sys.executable, "-c", program], cwd=cwd, env=variables, check=True)
+
+
+@pytest.mark.parametrize("name", [".helper", "..outside.mine"])
+def test_a_name_that_begins_with_a_dot_is_refused_with_what_to_write(name: str, here: Path) -> None:
+    said = f"predicate={name}:play: {name!r} is no name of a module: write my_file for a my_file.py in the working"
+    with pytest.raises(SettingsError, match=f"^{re.escape(said)}"):
+        load_entry_point(f"{name}:play", "predicate")
