@@ -93,12 +93,14 @@ def refuse_unstorable(tasks: Sequence[Task]) -> None:
 
 def _refuse_misfit(settings: Settings, emulator: EmulatorSettings, spec: EmulatorSpec) -> None:
     """Raises SettingsError for an agent that is not made for the emulator."""
-    agent, choice = agent_plugin(settings), f"agent={settings.agent.name}"
-    has = f"emulator={emulator.name} has {spec.described()}"
+    agent = agent_plugin(settings)
     if not agent.suits.fits(spec):
         classes = settings_classes(AGENT).items()
         able = [name for name, kind in classes if issubclass(kind, AgentPlugin) and kind.suits.fits(spec)]
-        raise SettingsError(f"{choice} is made for {agent.suits.value}, and {has}: use agent={' or '.join(able)}")
+        raise SettingsError(
+            f"agent={agent.name} is made for {agent.suits.value}, and emulator={emulator.name} has {spec.described()}: "
+            f"use agent={' or '.join(able)}"
+        )
 
 
 def build_environment(emulator: EmulatorSettings) -> Callable[[], Any]:

@@ -69,23 +69,19 @@ def refuse_contradictions(settings: Settings, rank: Rank | None = None, command:
     refuse_bad_paths(settings, emulators_here=settings.parallel is not Parallel.host or settings.dry_run)
     refuse_unread(settings)
     _refuse_unread_labels(settings)
-    match command:
-        case Command.run | Command.fleet:
-            _refuse_launch(settings, rank)
-            _refuse_resume(settings)
-            _refuse_learning(settings)
-            _refuse_modes(settings)
-            _refuse_collection(settings)
-            _refuse_engine(settings)
-            refuse_judge(settings)
-            _refuse_start(settings)
-            _refuse_loggers(settings)
-        case Command.ranks:
-            _refuse_loggers(settings)
-            _refuse_on_ranks(settings)
-            _refuse_resume(settings)
-            _refuse_learning(settings)
-            _refuse_start(settings)
+    if command is Command.ranks:
+        _refuse_on_ranks(settings)
+    else:
+        _refuse_launch(settings, rank)
+    _refuse_resume(settings)
+    _refuse_learning(settings)
+    if command is not Command.ranks:
+        _refuse_modes(settings)
+        _refuse_collection(settings)
+        _refuse_engine(settings)
+        refuse_judge(settings)
+    _refuse_start(settings)
+    _refuse_loggers(settings)
 
 
 def refuse_before_start(settings: Settings, rank: Rank | None, command: Command = Command.run) -> None:
@@ -160,9 +156,12 @@ def _refuse_loggers(settings: Settings) -> None:
 
 
 def _refuse_launch(settings: Settings, rank: Rank | None) -> None:
-    if rank is not None and isinstance(settings.trainer, TorchrunSettings):
-        if rank.local_world_size != settings.trainer.nproc_per_node:
-            raise SettingsError("a launcher has started the ranks already; leave trainer=torchrun out")
+    if (
+        rank is not None
+        and isinstance(settings.trainer, TorchrunSettings)
+        and rank.local_world_size != settings.trainer.nproc_per_node
+    ):
+        raise SettingsError("a launcher has started the ranks already; leave trainer=torchrun out")
 
 
 def _refuse_resume(settings: Settings) -> None:
