@@ -223,6 +223,11 @@ SHORTAGES = {
 }
 
 
+def told(error: BaseException) -> str:
+    """Returns what the error says, with the innermost calls if it was not foreseen."""
+    return str(error) if isinstance(error, DigirlDistError) else "".join(traceback.format_exception(error, limit=-6))
+
+
 def failure_here(worker: str, doing: str, error: Exception) -> WorkerError:
     """Returns what to tell of a worker that this host cannot serve.
 

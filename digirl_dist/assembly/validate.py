@@ -10,6 +10,7 @@ from dataclasses import replace
 from enum import Enum
 
 from digirl_dist.agent.plugins.custom import CustomAgentSettings
+from digirl_dist.agent.plugins.endpoint import EndpointSettings
 from digirl_dist.agent.plugins.vlm import VlmSettings
 from digirl_dist.assembly.parts import (
     agent_plugin,
@@ -27,6 +28,7 @@ from digirl_dist.parallel.rank import Rank
 from digirl_dist.plain_text import nearest
 from digirl_dist.report import loggers
 from digirl_dist.settings import (
+    ChatSettings,
     EngineWeights,
     Inference,
     OpenAIEngineSettings,
@@ -181,6 +183,9 @@ def _refuse_learning(settings: Settings) -> None:
             f"agent={name} acts and cannot be trained: measure it with task_mode=evaluate (--config-name eval), "
             "or collect with task_mode=collect and train another agent on that, with offline.data; or use agent=vlm"
         )
+    acts_here = settings.dry_run or settings.parallel is not Parallel.host or settings.inference is Inference.host
+    if acts_here and isinstance(settings.agent, EndpointSettings):
+        _refuse_keyless("agent=endpoint", settings.agent, "agent", "endpoint")
 
 
 def _refuse_modes(settings: Settings) -> None:
@@ -241,9 +246,14 @@ def _refuse_engine(settings: Settings) -> None:
         raise SettingsError("engine.sleep=true: with ahead, the servers act while the host learns; set ahead=0")
     if settings.ahead and engine.weights is EngineWeights.full:
         raise SettingsError("engine.weights=full: with ahead, a server acts by several versions; set ahead=0")
-    with extra_needed("engine=openai", "httpx", "endpoint"):
+    _refuse_keyless("engine=openai", engine.chat, "engine", "endpoint")
+
+
+def _refuse_keyless(chosen: str, chat: ChatSettings, group: str, extra: str) -> None:
+    """A chat server for which this machine has no key, or no client."""
+    with extra_needed(chosen, "httpx", extra):
         from digirl_dist.chat.client import key_of
-    key_of(engine.chat, "engine")
+    key_of(chat, group)
 
 
 def refuse_judge(settings: Settings) -> None:
@@ -257,9 +267,7 @@ def refuse_judge(settings: Settings) -> None:
             from digirl_dist.judge.model import refuse_unknown_placeholders
 
             refuse_unknown_placeholders(settings.judge.prompt)
-            with extra_needed("success=judge", "httpx", "judge"):
-                from digirl_dist.chat.client import key_of
-            key_of(settings.judge, "judge")
+            _refuse_keyless("success=judge", settings.judge, "judge", "judge")
 
 
 def _refuse_start(settings: Settings) -> None:

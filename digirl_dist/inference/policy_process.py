@@ -8,19 +8,16 @@ from __future__ import annotations
 
 import signal
 import sys
-import traceback
 from collections.abc import Mapping, Sequence
 from multiprocessing.connection import Connection
 
+from digirl_dist.errors import told
 from digirl_dist.exit_status import end_without_a_search_for_garbage
 from digirl_dist.inference.local import LocalPolicies
 from digirl_dist.inference.requests import InferenceFailure, InferenceReply, InferenceRequest
 from digirl_dist.parallel.compute_device import device_failed
 from digirl_dist.storage.checkpoint import Checkpoint
 from digirl_dist.user_code.packing import unpack
-
-_FRAMES = -6
-"""Number of a traceback's last frames, which show where the agent failed."""
 
 
 def main(argv: Sequence[str]) -> int:
@@ -53,7 +50,7 @@ class RequestHandler:
             except Exception as error:
                 if device_failed(error):
                     raise  # so this process ends, and its owner starts another
-                self._missing[version] = traceback.format_exc(limit=_FRAMES)
+                self._missing[version] = told(error)
         return self._missing
 
     def decide(self, requests: Sequence[InferenceRequest]) -> list[InferenceReply]:
@@ -67,7 +64,7 @@ class RequestHandler:
                 raise
             self._policies.answers()
             if len(known) == 1:
-                return [*unknown, InferenceFailure(known[0].number, traceback.format_exc(limit=_FRAMES))]
+                return [*unknown, InferenceFailure(known[0].number, told(error))]
             return [*unknown, *(answer for request in known for answer in self.decide([request]))]
         return [*unknown, *self._policies.answers()]
 

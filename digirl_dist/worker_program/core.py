@@ -7,13 +7,12 @@ file, link or clock in here: ``Program`` is the rim that has them, and a test or
 from __future__ import annotations
 
 import math
-import traceback
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Literal, Protocol
 
 from digirl_dist.capacity import PoolSize
-from digirl_dist.errors import DigirlDistError, ProtocolError, TrajectoryError
+from digirl_dist.errors import DigirlDistError, ProtocolError, TrajectoryError, told
 from digirl_dist.protocol.messages import (
     MOST_DIGESTS,
     SPOKEN,
@@ -415,7 +414,4 @@ def _digests(policy: LoadPolicy) -> list[str]:
 
 
 def _broken(during: str, error: Exception) -> Broken:
-    """Returns what the error says, with the innermost calls if it was not foreseen."""
-    if isinstance(error, DigirlDistError):
-        return Broken(during, shortened(str(error)), foreseen=True)
-    return Broken(during, shortened("".join(traceback.format_exception(error, limit=-6))))
+    return Broken(during, shortened(told(error)), foreseen=isinstance(error, DigirlDistError))

@@ -267,6 +267,9 @@ MORE_HABITS = {
     "run dry_run=true train_mode=offline offline.data=[/dev/null]": "name a run's folder trajectories, an exported",
     "run dry_run=true task_set=/tmp/mine.csv": "and yours are files that end in .txt, .yaml or .json",
     "run dry_run=true success=judge judge.key_variable=NO_SUCH_KEY": "export NO_SUCH_KEY with it, or set",
+    "eval dry_run=true agent=endpoint agent.model=m agent.key_variable=NO_SUCH_KEY": "the agent needs a key: export",
+    "eval 'worker_ips=[a]' inference=host agent=endpoint agent.model=m agent.key_variable=NO_SUCH_KEY": "or set agent.",
+    "serve parallel=single agent=endpoint agent.model=m agent.key_variable=NO_SUCH_KEY": "export NO_SUCH_KEY with it",
     # a number of workers, a folder in place of a flag's
     "demo workers=3": "did you mean 'dry_run_workers'?",
     "demo --workers 3": "did you mean dry_run_workers=3?",

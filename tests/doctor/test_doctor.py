@@ -177,6 +177,7 @@ def test_the_doctor_counts_the_gpus_of_the_training_processes(monkeypatch: pytes
         (["agent=custom", "agent.entry_point=os:getcwd"], "is called with the emulator's spec and agent.kwargs"),
         (["task_mode=evaluate"], "holds no checkpoint to measure"),
         (["trainer.device=cuda:7"], "cuda:7"),
+        (["task_mode=evaluate", "agent=endpoint", "agent.model=m", "agent.key_variable=NO_SUCH_KEY"], "needs a key"),
         (["algorithm.hindsight.achieved=nowhere:mine"], "module 'nowhere' cannot be imported"),
         (['task_set="tasks_{split}.txt"', "evaluation.every=2"], "tasks_test.txt cannot be read"),
     ],

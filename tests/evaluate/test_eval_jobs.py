@@ -155,6 +155,7 @@ def test_d4_a_failing_job_stops_the_run(tmp_path: Path) -> None:
         ({"config_name": "evl"}, "there is no evl.yaml in"),
         ({"overrides": [*CARTPOLE, "limits.reset_s=-1"]}, "limits.reset_s"),
         ({"save_path": "/nowhere/at/all"}, "/nowhere/at/all/checkpoints holds no checkpoint"),
+        ({"overrides": ["agent=endpoint", "agent.model=m", "agent.key_variable=NO_SUCH_KEY"]}, "export NO_SUCH_KEY"),
     ],
 )
 def test_what_no_job_can_do_is_told_before_the_first_one_runs(

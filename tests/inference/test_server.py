@@ -17,7 +17,7 @@ import torch
 from user_classes import Coin, Counter
 
 from digirl_dist.api.rollouts import FunctionAgent
-from digirl_dist.errors import PolicyLostError
+from digirl_dist.errors import PolicyLostError, SettingsError
 from digirl_dist.inference.policy_process import RequestHandler
 from digirl_dist.inference.policy_server import Batching, InThisProcess, PolicyProcess, PolicyServer
 from digirl_dist.inference.requests import (
@@ -74,6 +74,26 @@ def test_one_unreadable_observation_leaves_the_others_their_answers(saved: dict[
     assert answers[0] == InferenceResult(0, Decision(1, 2.0)) and answers[2] == InferenceResult(2, Decision(1, 4.0))
     poisoned = answers[1]
     assert isinstance(poisoned, InferenceFailure) and "I cannot read this" in poisoned.reason
+
+
+class Keyless(Coin):
+    """Looks for its key when it acts."""
+
+    def act(self, observations: Sequence[Observation], rngs: Sequence[np.random.Generator]) -> list[Decision]:
+        raise SettingsError("the agent needs a key: export MY_KEY with it")
+
+
+def keyless() -> Coin:
+    raise SettingsError("the agent needs a key: export MY_KEY with it")
+
+
+def test_what_an_agent_says_that_was_foreseen_comes_without_a_traceback(saved: dict[int, Checkpoint]) -> None:
+    for agent in (partial(Keyless, Counter.spec), keyless):
+        handler = RequestHandler(pack(agent))
+        handler.serve({1: saved[1]})
+        (failed,) = handler.decide([ask(0)])
+        assert isinstance(failed, InferenceFailure) and failed.reason.endswith("export MY_KEY with it")
+        assert "Traceback" not in failed.reason
 
 
 def test_a_version_that_is_gone_is_named(saved: dict[int, Checkpoint]) -> None:
