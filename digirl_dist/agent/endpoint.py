@@ -18,6 +18,7 @@ from digirl_dist.emulator.episode_limits import size
 from digirl_dist.errors import AgentError, ChatAway, ChatRefused, DigirlDistError, TrajectoryError
 from digirl_dist.plain_text import in_short
 from digirl_dist.settings import ChatSettings
+from digirl_dist.storage.checkpoint import State
 from digirl_dist.trajectory import Decision, NoDecision, Observation
 from digirl_dist.types import Json
 from digirl_dist.user_code.blame import blaming
@@ -29,7 +30,8 @@ _FOR_TOKENS: dict[str, Json] = {"logprobs": True, "return_token_ids": True, "ret
 
 
 class EndpointAgent(ActsAlone):
-    """Fulfils ``Agent`` as far as acting goes. Each observation is a request of its own; all go out together.
+    """Fulfils ``ServedAgent``, and ``Agent`` as far as acting goes. Each observation is a request of its own; all go
+    out together.
 
     Writing that is no action is ``wait``. A log-probability is what the server tells, NaN if it does not. The same
     ticket brings the same actions only from a server that heeds seeds.
@@ -65,6 +67,8 @@ class EndpointAgent(ActsAlone):
         self._called = called
         self.costs_an_episode: type[DigirlDistError] = ChatAway
         """Errors that do; others are raised."""
+        self.away: Callable[[Outage], None] = lambda _: None
+        """Called after each failed attempt. What a worker's outage costs is told with the episode that is given up."""
         self._server: ChatServer | None = None
 
     def act(
@@ -80,8 +84,14 @@ class EndpointAgent(ActsAlone):
         wait(asked, until - time.monotonic())
         return [self._decision(answer) for answer in asked]
 
-    def decide(self, seen: Observation, rng: np.random.Generator, away: Callable[[Outage], None]) -> Decision:
-        """Returns one decision; ``away`` is called after each failed attempt.
+    def load(self, version: int, state: State) -> str:
+        return self._settings.model
+
+    def unload(self, adapter: str) -> None:
+        """The server has no weights of ours."""
+
+    def decide(self, adapter: str, seen: Observation, rng: np.random.Generator) -> Decision:
+        """Returns one decision.
 
         Raises ChatAway, ChatRefused, SettingsError where this machine has not the key, and AgentError for an answer
         that ``read`` cannot read.
@@ -89,7 +99,7 @@ class EndpointAgent(ActsAlone):
         with blaming("Endpoint.messages", AgentError):
             chat = self._messages(seen)
         seed: dict[str, Json] = {"seed": int(rng.integers(2**31))} if self._seeded else {}
-        answer = self._answer(chat, away, seed)
+        answer = self._answer(chat, seed)
         try:
             action = (
                 self._read(answer.text)
@@ -114,18 +124,18 @@ class EndpointAgent(ActsAlone):
         if self._server is not None:
             self._server.close()
 
-    def _answer(self, chat: Messages, away: Callable[[Outage], None], further: dict[str, Json]) -> Answered:
+    def _answer(self, chat: Messages, further: dict[str, Json]) -> Answered:
         server = self.connect()
         if self._asks_tokens is not False:
             try:
-                answer = server.ask(chat, away, further | _FOR_TOKENS)
+                answer = server.ask(chat, self.away, further | _FOR_TOKENS)
             except ChatRefused:
                 if self._asks_tokens:
                     raise
             else:
                 self._asks_tokens = True
                 return answer
-        answer = server.ask(chat, away, further)
+        answer = server.ask(chat, self.away, further)
         self._asks_tokens = False
         return answer
 
@@ -145,7 +155,7 @@ class EndpointAgent(ActsAlone):
 
         def work() -> None:
             try:
-                future.set_result(self.decide(seen, rng, _quietly))
+                future.set_result(self.decide("", seen, rng))
             except BaseException as error:  # whoever waits is told
                 future.set_exception(error)
 
@@ -159,7 +169,3 @@ class EndpointAgent(ActsAlone):
             return answer.result()
         except self.costs_an_episode as error:
             return NoDecision(str(error))
-
-
-def _quietly(_: Outage) -> None:
-    """Events are the host's; what an outage costs is told with the episode that is given up."""

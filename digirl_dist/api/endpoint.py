@@ -117,9 +117,9 @@ class Endpoints(ActsAlone):
     endpoint: Endpoint | None = None
 
     def __init__(self, newest: Endpoint) -> None:
-        self.use(newest)
         self.away: Callable[[Any], None] = lambda _: None
         """Called after each failed attempt."""
+        self.use(newest)
         self._of: dict[str, Any] = {}
 
     def use(self, newest: Endpoint) -> None:
@@ -128,7 +128,7 @@ class Endpoints(ActsAlone):
             return
         build: Any = newest.settings.build(None)  # type: ignore[arg-type] # which looks at no emulator
         made = build(messages=newest.messages, read=newest.read, tokens=newest.tokens, called=_CALLED)
-        made.costs_an_episode = DigirlDistError
+        made.costs_an_episode, made.away = DigirlDistError, lambda outage: self.away(outage)
         made.connect()
         self.newest, self.endpoint = made, newest
 
@@ -147,7 +147,7 @@ class Endpoints(ActsAlone):
             gone.close()
 
     def decide(self, adapter: str, observation: Observation, rng: np.random.Generator) -> Decision:
-        return cast(Decision, self._of[adapter].decide(observation, rng, self.away))
+        return cast(Decision, self._of[adapter].decide(adapter, observation, rng))
 
     def close(self) -> None:
         """Ends all waiting for servers."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sys
+import warnings
 from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
@@ -9,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from digirl_dist.agent import AgentFactory
+from digirl_dist.agent.plugins.endpoint import EndpointSettings
 from digirl_dist.assembly import schedule
 from digirl_dist.assembly.parts import (
     build_device,
@@ -28,6 +31,8 @@ from digirl_dist.emulator.plugins import Device
 from digirl_dist.fleet.ledger import Shares
 from digirl_dist.fleet.roster import worker_configs
 from digirl_dist.judge import Judges
+from digirl_dist.report.output import redraws
+from digirl_dist.report.progress import message
 from digirl_dist.rollout.slot import slot_limits
 from digirl_dist.settings import Inference, OpenAIEngineSettings, Parallel, Settings, configuration
 from digirl_dist.settings.run import needs_emulators
@@ -37,6 +42,7 @@ from digirl_dist.storage.run_folder import RunFolder
 from digirl_dist.storage.status import Status
 from digirl_dist.storage.trajectory_store import Store
 from digirl_dist.tasks import Plan, Round
+from digirl_dist.types import Json
 
 if TYPE_CHECKING:
     from digirl_dist.assembly.collectors.ray import RayCollectorSettings
@@ -94,7 +100,8 @@ def build_pool(context: RunContext, stack: ExitStack) -> Pool:
     if settings.parallel is Parallel.host:
         pool = collector_plugin(settings).build(context, stack)
     else:
-        policy = _host_policy(replace(context, settings=replace(settings, inference_wait_ms=0.0)))
+        acts = Inference.host if isinstance(settings.agent, EndpointSettings) else settings.inference
+        policy = _host_policy(replace(context, settings=replace(settings, inference=acts, inference_wait_ms=0.0)))
         if policy is not None:
             stack.callback(policy.close)
         agent = placed(settings, context.agent)
@@ -291,7 +298,7 @@ def open_fleet(
 ) -> OpenFleet:
     """Starts the fleet; ``stack`` takes everything down again."""
     folder = stack.enter_context(RunFolder(root, configuration.to_yaml(settings)))
-    events = folder.open_events()
+    events = folder.open_events((_warn,))
     stack.callback(events.close)
     status = Status(folder.root / "status.json")
     stack.enter_context(status.until_the_end_of("the fleet", events))
@@ -303,3 +310,9 @@ def open_fleet(
     pool = build_pool(context, stack)
     status.host(None)
     return OpenFleet(context, pool)
+
+
+def _warn(kind: str, content: dict[str, Json]) -> None:
+    """Tells of a server that is away where no bar does."""
+    if kind == "engine_away" and not redraws(sys.stderr):
+        warnings.warn(str(message(kind, content)), stacklevel=1)

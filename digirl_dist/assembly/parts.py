@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from digirl_dist.agent.plugins import AgentPlugin
 from digirl_dist.agent.plugins.custom import CustomAgentSettings
+from digirl_dist.agent.plugins.endpoint import EndpointSettings
 from digirl_dist.algorithm.plugins import AlgorithmPlugin, LearningContext, NoTraining, OwnAlgorithm
 from digirl_dist.assembly.collectors import CollectorPlugin
 from digirl_dist.emulator.episode_guard import EpisodeGuard
@@ -263,11 +264,12 @@ def build_host_policy(
     from digirl_dist.inference.policy_server import Batching, InThisProcess, PolicyProcess, PolicyServer
     from digirl_dist.user_code.packing import pack
 
-    made: Any = agent() if acts_here else None
+    made: Any = agent() if acts_here or isinstance(settings.agent, EndpointSettings) else None
     is_served = isinstance(made, ServedAgent)
     if is_served:
-        made.away = outages = Outages(events, status, made.endpoint.url)
-        return EnginePolicies(made, made.endpoint.at_once, outages, made.close, newest)
+        asked, at_once = (made.newest, made.endpoint.at_once) if acts_here else (made, settings.inference_batch)
+        made.away = outages = Outages(events, status, str(asked.connect()))
+        return EnginePolicies(made, at_once, outages, made.close, newest)
     batching, limit_s = Batching(settings.inference_batch, settings.inference_wait_ms / 1000), settings.limits.stuck_s
     if acts_here:
         return PolicyServer(InThisProcess(agent, limit_s), batching, limit_s, events, status)

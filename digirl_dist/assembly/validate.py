@@ -183,8 +183,9 @@ def _refuse_learning(settings: Settings) -> None:
             f"agent={name} acts and cannot be trained: measure it with task_mode=evaluate (--config-name eval), "
             "or collect with task_mode=collect and train another agent on that, with offline.data; or use agent=vlm"
         )
-    acts_here = settings.dry_run or settings.parallel is not Parallel.host or settings.inference is Inference.host
-    if acts_here and isinstance(settings.agent, EndpointSettings):
+    if isinstance(settings.agent, EndpointSettings) and (
+        settings.dry_run or settings.parallel is not Parallel.host or settings.inference is Inference.host
+    ):
         _refuse_keyless("agent=endpoint", settings.agent, "agent", "endpoint")
 
 

@@ -52,9 +52,9 @@ class SleepingAgent(ServedAgent, Protocol):
 class Outages:
     """Reports an outage of a server once: as an event, and as the trouble of the host's policy."""
 
-    def __init__(self, events: Events, status: Status, url: str) -> None:
-        self._events = events
-        self._seen = status.policy = WorkerStatus(f"act through {url}")
+    def __init__(self, events: Events, status: Status, server: str) -> None:
+        self._events, self._server = events, server
+        self._seen = status.policy = WorkerStatus(f"act through {server}")
         self._is_away = False
 
     def __call__(self, outage: Outage) -> None:
@@ -62,7 +62,9 @@ class Outages:
         self._seen.last_trouble, self._seen.troubled_at = outage.reason, time.monotonic()
         if not self._is_away:
             self._is_away = True
-            self._events.emit("engine_away", reason=outage.reason, gives_up_in_s=outage.gives_up_in_s)
+            self._events.emit(
+                "engine_away", server=self._server, reason=outage.reason, gives_up_in_s=outage.gives_up_in_s
+            )
 
     def over(self) -> None:
         """Notes that a request was answered."""

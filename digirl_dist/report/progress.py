@@ -78,7 +78,7 @@ class Progress:
                 if kind == self.verdict:
                     self._verdicts[bool(content["success"])] += 1
                 return
-        text = _message(kind, content)
+        text = message(kind, content)
         if text is not None and self._repeats.is_new(kind, content):
             self.say(text, "" if kind in _HARMLESS else "yellow")
 
@@ -267,7 +267,7 @@ _INEXACT = 1e-3
 """Difference of an answer's log-probability, in nats, from which on it is told."""
 
 
-def _message(kind: str, content: dict[str, Json]) -> str | None:
+def message(kind: str, content: dict[str, Json]) -> str | None:
     """Returns what people are told of an event; None if it is not for them."""
     worker = f"worker {content.get('worker')}"
     match kind:
@@ -279,7 +279,7 @@ def _message(kind: str, content: dict[str, Json]) -> str | None:
         case "judge_away":
             return f"the judge is unavailable: {content['reason']}; retry in {content['again_in_s']} s"
         case "engine_away":
-            return f"the engine is unavailable: {content['reason']}"
+            return f"{content['server']} is away: {content['reason']}; asked again for {content['gives_up_in_s']:g} s"
         case "engine_checked" if float(content["largest"]) > _INEXACT:
             off = f"{content['largest']:.2g} in {content['answers']} answers, {content['mean']:.2g} per token"
             return f"the engine's log-probabilities differ from agent.model's by up to {off}"

@@ -94,8 +94,27 @@ def test_it_cannot_learn_and_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
         run.run(configuration.load("config/multimachine", "host", ["dry_run=true", "agent=endpoint", "agent.model=m"]))
 
 
+WHERE = [["parallel=single"], ["dry_run=true", "dry_run_workers=1", "inference=host"]]
+
+
 @pytest.mark.system
-@pytest.mark.parametrize("where", [["parallel=single"], ["dry_run=true", "dry_run_workers=1", "inference=host"]])
+@pytest.mark.parametrize("where", WHERE)
+def test_a_server_that_is_away_is_named_once_while_it_is_asked_again(
+    served: Endpoint, tmp_path: Path, monkeypatch: Any, capsys: pytest.CaptureFixture[str], where: list[str]
+) -> None:
+    monkeypatch.chdir(ROOT)
+    served.script = [fails(503, "overloaded")] * 4
+    words = ["agent=endpoint", "agent.model=m", f"agent.base_url={served.url}", "agent.outage_s=60", "bsize=1"]
+    words += ["rollout_size=2", "max_steps=2", f"save_path={tmp_path / 'run'}"]
+    words += [f"worker_temp_path={tmp_path}"] * ("dry_run=true" in where)
+    run.run(configuration.load("config/multimachine", "eval", [*words, *where]))
+    (told,) = [line for line in capsys.readouterr().out.splitlines() if f"m at {served.url} is away: 503" in line]
+    assert told.endswith("asked again for 60 s")
+    assert len(events(tmp_path / "run", "engine_away")) == 1 and not events(tmp_path / "run", "episode_retried")
+
+
+@pytest.mark.system
+@pytest.mark.parametrize("where", WHERE)
 def test_it_collects_and_an_outage_costs_a_retry(
     served: Endpoint, tmp_path: Path, monkeypatch: Any, where: list[str]
 ) -> None:

@@ -167,6 +167,14 @@ def test_what_fails_is_a_loss_to_the_agent_and_no_reward_of_0(
     assert isinstance(episode := fleet.submit(Task("fine")).result(60), Episode) and episode.reward == 3.0
 
 
+def test_a_server_that_is_away_is_named_at_once_and_once(served: Served, fleet: Fleet) -> None:
+    served.script, served.then = [fails(503, "busy")] * 3, answers_with("1", [-0.5], [7])
+    act = Endpoint(served.url, "m", messages=only_texts, read=int, at_once=1)
+    with pytest.warns(UserWarning, match=f"m at {served.url} is away: 503 .*; asked again for 120 s") as told:
+        (group,) = fleet.stream([Task("fine")], act=act, group_size=2)
+    assert len(group) == 2 and [each.category for each in told].count(UserWarning) == 1
+
+
 @pytest.mark.component
 @pytest.mark.parametrize(
     ("wrong", "said"),
