@@ -182,8 +182,7 @@ class Report:
         self._status.host("end the loggers and write the report")
         self._log.close()
         self._media.close()
-        if self._before is not None or self._status.state == "failed":
-            self._write_page()
+        self._write_page()
         self._progress.summary(self._metrics.lines)
         report = self._folder.root / "report.html"
         ended = RunState(self._status.state, self._status.what)

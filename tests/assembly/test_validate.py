@@ -98,6 +98,14 @@ def test_the_best_and_the_newest_checkpoint_are_kept(collected: Path) -> None:
     assert kept == {4, best["iteration"]}
 
 
+@pytest.mark.parametrize("mode", [TaskMode.evaluate, TaskMode.collect])
+def test_the_page_tells_of_a_measurement_and_of_a_collection_too(tmp_path: Path, mode: TaskMode) -> None:
+    run(settings(tmp_path, train_iterations=1))
+    (tmp_path / "report.html").write_text("stale")
+    run(settings(tmp_path, task_mode=mode))
+    assert "the measurement finished" in (tmp_path / "report.html").read_text()
+
+
 def test_offline_nothing_is_collected_and_no_worker_is_needed(collected: Path, tmp_path: Path) -> None:
     offline = OfflineSettings([str(collected / "trajectories")])
     run(settings(tmp_path, train_mode=TrainMode.offline, offline=offline, parallel=Parallel.host))
