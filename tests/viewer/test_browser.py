@@ -421,6 +421,20 @@ def test_nothing_that_a_run_says_becomes_markup(chromium_is_installed: None, tmp
             browser.close()
 
 
+def test_a_start_is_no_time_in_episodes(chromium_is_installed: None, tmp_path: Path) -> None:
+    folder = make_run(tmp_path / "run", iterations=1)
+    spent = {"booting": {"boot": 30.0, "reset": 4.0, "step": 4.0, "policy": 2.0}}
+    line = {"iteration": 1, "time": 1.8e9 + 60, "iteration_s": 30, "slot_seconds_by_worker": spent}
+    append(folder / "metrics.jsonl", line)
+    with served([folder]) as viewer:
+        browser = Browser(viewer.url)
+        browser.go("#/workers")
+        browser.says("booting")
+        row = "[...document.querySelectorAll('tbody tr')].find((e) => e.innerText.startsWith('booting'))"
+        assert browser.page.run(f"return {row}.children[2].innerText") == "25 %"
+        browser.close()
+
+
 def test_a_new_episode_appears_by_itself(chromium_is_installed: None, tmp_path: Path) -> None:
     folder = make_run(tmp_path / "run", iterations=1)
     with served([folder]) as viewer:

@@ -9,7 +9,7 @@ const TIME = ["iteration_s", "collect_s", "update_s", "overhead_s", "push_s", "e
 const FAULTS = ["episodes_retried", "workers_lost", "set_aside", "cancelled", "carried_over", "carried_in", "carried_in_steps_mean", "in_time_steps_mean", "push_bytes", "pull_bytes"];
 const NO_CURVE = ["iteration", "time", "policy_version", "episodes"];
 const ORDER = [/loss/, /entropy/, /kl/, /grad/, /stale/, /clip|outside/];
-const TITLES = table({ success_rate: "success rate", reward_mean: "mean reward", reward_max: "largest reward", steps_mean: "mean steps", emulator_busy: "emulators busy, whole iteration", collect_busy: "emulators busy while collecting", iteration_s: "seconds per iteration", collect_s: "seconds of collection", update_s: "seconds of the update", overhead_s: "seconds of neither", push_s: "seconds of the push" });
+const TITLES = table({ success_rate: "success rate", reward_mean: "mean reward", reward_max: "largest reward", steps_mean: "mean steps", emulator_busy: "emulators busy since the collection before", collect_busy: "emulators busy while collecting", iteration_s: "seconds per iteration", collect_s: "seconds of collection", update_s: "seconds of the update", overhead_s: "seconds of neither", push_s: "seconds of the push" });
 const SHARES = ["success_rate", "emulator_busy", "collect_busy"];
 const APART = /^(seed|save_path|logger_project|trainer\.device)$/;
 const COLOURS = 20;
@@ -21,7 +21,7 @@ export const colour = (place) => `r${(place % COLOURS) + 1}`;
 export const sum = (values) => values.reduce((all, each) => all + each, 0);
 const numbers = (spent) => Object.values(spent || {}).filter((each) => typeof each === "number");
 
-// Slot-hours: how long all emulators of the run were there, whatever they did.
+// Slot-hours: how long all emulators were there until the last collection ended, whatever they did. Evaluations are none of it.
 export function slotHours(run) {
   const spent = run.metrics.map((line) => sum(numbers(line.slot_seconds)));
   return spent.some(Boolean) ? sum(spent) / 3600 : null;

@@ -5,7 +5,7 @@ import { bySeed, colour, evaluations, hours, known, sections, slotHours, sum } f
 import { link } from "./route.js";
 import { algorithm, best, chip, controls, how, isLive, left_s, now, runPage } from "./run.js";
 
-const COLUMNS = [["", ""], ["name", "run"], ["state", "state"], ["doing", "now, or how it ended"], ["algorithm", "algorithm"], ["success", "success"], ["best", "best"], ["episodes", "episodes"], ["hours", "hours"], ["slot_hours", "slot-hours"]];
+const COLUMNS = [["", ""], ["name", "run"], ["state", "state"], ["doing", "now, or how it ended"], ["algorithm", "algorithm"], ["success", "success"], ["best", "best"], ["episodes", "episodes"], ["hours", "hours"], ["slot_hours", "slot-hours of training"]];
 const ORDER = ["failed", "interrupted", "running", "unknown", "finished"];
 const OWN = ["save_path", "logger_project"]; // of each run, whatever it tries
 

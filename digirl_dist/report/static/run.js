@@ -91,7 +91,7 @@ function tiles(run) {
     ...(rated ? [] : [["best mean reward", short(best(run))]]),
     ["episodes", short(sum(known(run, "episodes")))],
     ["time", worked === null ? "–" : seconds(worked * 3600)],
-    ["slot time", slots === null ? "–" : seconds(slots * 3600)],
+    ["slot time of training", slots === null ? "–" : seconds(slots * 3600)],
     ["algorithm", algorithm(run)],
   ];
   return el("dl", { class: "tiles" }, facts.map(([name, value]) => el("div", {}, el("dt", {}, name), el("dd", {}, String(value)))));

@@ -8,7 +8,7 @@ import * as source from "./source.js";
 const COLOURS = table({ step: "c1", policy: "c2", reset: "c3", boot: "c6", push: "c7", update: "c8", barrier: "c4", speculation: "c9", faults: "c5", closed: "c10", away: "c11" });
 const TITLES = table({ step: "emulator steps", policy: "waiting for the action", reset: "resets", boot: "starts", push: "waiting for the push", update: "while the host learns", barrier: "waiting for other slots", speculation: "duplicates", faults: "lost with a fault", closed: "out of service", away: "worker lost" });
 const LOST = ["faults", "closed", "away", "barrier", "push", "speculation"];
-const EPISODES = ["step", "policy", "reset", "boot"];
+const EPISODES = ["step", "policy", "reset"]; // as emulator_busy counts
 const MARKS = table({ worker_lost: ["bad", "lost"], worker_joined: ["good", "joined"], worker_added: ["good", "added"], worker_left: ["soft", "left"], pushed: ["note", "pushed"] });
 const LITTLE = 0.1; // share of a worker's slot time
 const WAITING = 0.3;
