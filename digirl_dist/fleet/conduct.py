@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections import Counter, deque
 from collections.abc import Mapping
 
@@ -10,6 +9,7 @@ from digirl_dist.errors import ProtocolError
 from digirl_dist.fleet.spec import Job
 from digirl_dist.protocol.messages import (
     MOST_DIGESTS,
+    MOST_SLOTS,
     Acting,
     Ask,
     EpisodeFailed,
@@ -38,7 +38,8 @@ _BEHIND = 64
 _ANNOUNCEMENTS = 8
 """How often a program may announce one episode: as it ends, and among those that lie ready."""
 _ASKED_PER_SLOT = 4
-"""Requests that may be open for each slot, as a slot goes on where an episode is dropped while it waits."""
+"""Requests that may be open for each slot, as a slot goes on where an episode is dropped while it waits. Before a
+program works for this connection, any number of slots may have asked a former host."""
 _MOST_ASKED_BYTES = 48 << 20
 _BYTES_PER_SLOT = 4 << 20
 """Bytes of open requests for each slot that the configuration names."""
@@ -160,7 +161,7 @@ class Conduct:
         self._asked[ask.number] = _BYTES_PER_ASK + len(ask.text) + attached
         self._asked_bytes += self._asked[ask.number]
         most_bytes = max(_MOST_ASKED_BYTES, _BYTES_PER_SLOT * (self._expected_slots or 0))
-        most = math.inf if self._slots is None else _ASKED_PER_SLOT * self._slots
+        most = MOST_SLOTS if self._slots is None else _ASKED_PER_SLOT * self._slots
         if len(self._asked) > most or self._asked_bytes > most_bytes:
             raise ProtocolError(f"it waits for {len(self._asked)} actions at once, with {self._slots or '?'} slots")
 

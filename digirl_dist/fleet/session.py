@@ -67,7 +67,10 @@ class Rim(Protocol):
     """The link, the transfers, the policy and the collector of one connection. No call waits."""
 
     def send(self, message: HostMessage) -> None:
-        """Sends the message to the program. Raises ProtocolError for one that the program would refuse."""
+        """Sends the message to the program, and calls ``answered`` once an answer has gone.
+
+        Raises ProtocolError for one that the program would refuse.
+        """
 
     def push(self, need: Need, blobs: Sequence[Blob]) -> None:
         """Brings the blobs that are needed to the worker, then calls ``pushed`` with the bytes that were sent."""
@@ -159,11 +162,14 @@ class Session:
 
     def decided(self, reply: InferenceReply) -> None:
         """The host's policy has answered a request."""
-        self._conduct.answered(reply.number)
         try:
             self._rim.send(reply.to_message())
         except ProtocolError as error:  # the policy's fault, and not the worker's
             self._rim.send(InferenceFailure(reply.number, str(error)).to_message())
+
+    def answered(self, number: int) -> None:
+        """An answer has gone. Until then its request is open, so a program that reads none gets only a few."""
+        self._conduct.answered(number)
 
     def ping(self, now: float) -> None:
         if self._pinged_for(now) == 0:

@@ -27,11 +27,13 @@ from digirl_dist.fleet.worker_events import Connecting, Lost, Pulled, Throttled,
 from digirl_dist.inference.requests import InferenceReply, InferenceRequest
 from digirl_dist.protocol.messages import (
     MOST_BYTES,
+    Action,
     Ask,
     EpisodeManifest,
     HostMessage,
     Lease,
     Need,
+    NoAction,
     decode_worker_message,
     encode,
 )
@@ -189,6 +191,8 @@ class _Attached:
         if isinstance(message, Lease):
             self._worker.ledger.earn(len(message.tickets))
         self._outbox.do(partial(self._connection.write, encode(message)))
+        if isinstance(message, Action | NoAction):
+            self._outbox.do(partial(self.ask, lambda session: session.answered(message.number)))
 
     def push(self, need: Need, blobs: Sequence[Blob]) -> None:
         self.transfers.push(need, blobs, lambda sent: self.ask(lambda session: session.pushed(need.what, sent)))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import math
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any, get_args
 
@@ -155,6 +156,17 @@ def test_answered_requests_cost_nothing() -> None:
     for number in range(5000):
         assert not of("hang_up", here.receive(ask(number), b"", 0.0))
         assert sent(here.decided(InferenceFailure(number, "no")))
+
+
+@pytest.mark.parametrize("make", [session, working])
+def test_a_request_is_open_until_its_answer_has_gone(make: Callable[..., Recorded]) -> None:
+    here = make(Named(3), agent=None)
+    here.is_stuck = True
+    errors = list[Any]()
+    for number in range(messages.MOST_SLOTS + 1):
+        errors += of("hang_up", here.receive(ask(number), b"", 0.0))
+        here.decided(InferenceFailure(number, "no"))
+    assert isinstance(errors[0], MisconductError) and "actions at once" in errors[0].reason
 
 
 @pytest.mark.parametrize("at_work", [False, True])

@@ -7,23 +7,29 @@ import time
 import tracemalloc
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from itertools import count
 from types import SimpleNamespace
 from typing import Any, get_args
 
 import msgspec
 import pytest
 from fleet.test_session import LIMITS, TICKETS, beat, hung_up, of, told, working
+from process_watch import eventually
 
 from digirl_dist.errors import LinkLostError, MisconductError
 from digirl_dist.fleet.fleet import Fleet
 from digirl_dist.fleet.ledger import MOST_KEPT, Ledger
+from digirl_dist.fleet.outgoing import Named
 from digirl_dist.fleet.session import ProgramSilent
 from digirl_dist.fleet.spec import Job
+from digirl_dist.fleet.worker import RemoteWorker
 from digirl_dist.fleet.worker_events import ClaimsRefused, Connecting, EventQueue, Lost, Said, Throttled
+from digirl_dist.inference.requests import InferenceReply, InferenceRequest, InferenceResult
 from digirl_dist.protocol import messages
 from digirl_dist.protocol.messages import MOST_HELD, MOST_REASON, MOST_SLOTS, PROTOCOL, SlotLimits, SlotWait, encode
 from digirl_dist.settings import LimitSettings
 from digirl_dist.tasks import Key
+from digirl_dist.trajectory import Decision
 
 MOST_MEMORY = 64 << 20
 """Of one worker, whatever it says."""
@@ -106,6 +112,50 @@ def fleet(
         yield here, made
     finally:
         here.close()
+
+
+class Asker(Talker):
+    """The way to a program that asks without end, reads no answer, and so takes no line once its link is full."""
+
+    def __init__(self) -> None:
+        super().__init__(None)
+        self._numbers = count()
+
+    def write(self, line: bytes) -> None:
+        while json.loads(line)["type"] == "action" and not self.is_closed:
+            time.sleep(0.01)
+
+    def readline(self, timeout_s: float) -> bytes:
+        self._says = encode(messages.Ask(next(self._numbers), 0, (0, 0, 0), "x", None, None))
+        return super().readline(timeout_s)
+
+
+class AtOnce:
+    """An inference service that decides each request as it comes."""
+
+    def __init__(self) -> None:
+        self.decided = 0
+
+    def ask(self, request: InferenceRequest, tell: Callable[[InferenceReply], None]) -> None:
+        self.decided += 1
+        assert self.decided < 1000, "it may ask for ever, and not read the answers"
+        tell(InferenceResult(request.number, Decision(1, -1.0)))
+
+
+@pytest.mark.component
+def test_a_program_that_asks_and_reads_no_answers_is_cut_off() -> None:
+    spec: Any = SimpleNamespace(name="liar", slots=2, package="package")
+    job, policy, events = Job("r1", None, b"emulator", 10, SlotLimits(), 1, 60.0), AtOnce(), list[Any]()
+    connector: Any = SimpleNamespace(connect=lambda *_: Asker())
+    worker = RemoteWorker(spec, job, connector, LIMITS, lambda event, *_: events.append(event), policy)
+    worker.publish(Named(0))
+    worker.start()
+    eventually(lambda: any(isinstance(event, Lost) for event in events), 60.0)
+    worker.stop()
+    worker.hang_up()
+    (lost,) = (event for event in events if isinstance(event, Lost))
+    assert isinstance(lost.error, MisconductError) and "actions at once" in lost.error.reason
+    assert policy.decided < 20
 
 
 def unread(here: Fleet[Any]) -> int:

@@ -48,10 +48,14 @@ class Recorded:
         job = Job("r1", agent, b"emulator", 10, SlotLimits(), 1, 60.0)
         self._session = Session(self, spec, job, LIMITS, policy)
         self._calls: list[tuple[Any, ...]] = []
+        self.is_stuck = False
+        """Whether what is sent stays here."""
 
     def send(self, message: messages.HostMessage) -> None:
         messages.encode(message)
         self._calls.append(("send", message))
+        if isinstance(message, messages.Action | messages.NoAction) and not self.is_stuck:
+            self._session.answered(message.number)
 
     def push(self, need: messages.Need, blobs: Sequence[Blob]) -> None:
         self._calls.append(("push", need, blobs))
