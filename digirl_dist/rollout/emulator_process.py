@@ -20,6 +20,7 @@ import tempfile
 import time
 import traceback
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -42,15 +43,31 @@ class Pipe:
 
     def __init__(self, end: socket.socket) -> None:
         self._socket = end
+        self._ready: socket.socket | select.epoll = end
         self._came = bytearray()
+        self._unsent = bytearray()
 
     def fileno(self) -> int:
-        return self._socket.fileno()
+        """Returns a descriptor that is readable when ``received`` can get on."""
+        return self._ready.fileno()
 
-    def send(self, message: Any) -> None:
-        """Sends a message; waits while the socket is full. Raises OSError when the other end is gone."""
+    def send(self, message: Any, flags: int = 0) -> None:
+        """Sends a message; waits while the socket is full. Raises OSError when the other end is gone.
+
+        With MSG_DONTWAIT it never waits: ``received`` sends what did not fit.
+        """
         content = pickle.dumps(message, pickle.HIGHEST_PROTOCOL)
-        self._socket.sendall(_LENGTH.pack(len(content)) + content)
+        self._unsent += _LENGTH.pack(len(content)) + content
+        try:
+            self._send_on(flags)
+        except BlockingIOError:
+            self._ready = select.epoll()
+            self._ready.register(self._socket, select.EPOLLIN | select.EPOLLOUT)
+
+    def _send_on(self, flags: int) -> None:
+        while self._unsent:
+            del self._unsent[: self._socket.send(self._unsent, flags)]
+        self._ready = self._socket
 
     def receive(self, flags: int = 0) -> Any:
         """Waits for the next message and returns it. Raises EOFError or OSError when the other end is gone."""
@@ -64,11 +81,14 @@ class Pipe:
     def received(self) -> Any:
         """Returns the next message, or None while not all of it has come. Raises as ``receive`` does."""
         try:
+            self._send_on(socket.MSG_DONTWAIT)
             return self.receive(socket.MSG_DONTWAIT)
         except BlockingIOError:
             return None
 
     def close(self) -> None:
+        """Lets the other end read that this was all, even if a fork of this process still has the socket."""
+        self._socket.shutdown(socket.SHUT_RDWR)
         self._socket.close()
 
     def _next(self) -> Any:
@@ -197,10 +217,8 @@ def _kill_descendants() -> None:
     deadline = time.monotonic() + _CLOSE_LIMIT_S
     while time.monotonic() < deadline and (running := psutil.Process().children(recursive=True)):
         for process in running:
-            try:
+            with suppress(psutil.NoSuchProcess):
                 process.kill()
-            except psutil.NoSuchProcess:
-                pass
         psutil.wait_procs(running, timeout=0.5)
 
 
@@ -220,8 +238,8 @@ def _serve(requests: Pipe, factory_path: str) -> None:
         return
     requests.send(("ready", None, 0.0))
     answer = {"reset": (Observation, emulator.reset), "step": (Transition, emulator.step)}
-    try:
-        while (request := requests.receive())[0] != "close":
+    with suppress(EOFError, OSError):
+        while request := requests.receive():
             started = time.monotonic()
             reply: tuple[str, Any]
             try:
@@ -235,8 +253,6 @@ def _serve(requests: Pipe, factory_path: str) -> None:
                 traceback.print_exc()  # to the slot's log
                 reply = ("error", described(error) + lacking_here(error))
             requests.send((*reply, time.monotonic() - started))
-    except (EOFError, OSError):
-        pass
     emulator.close()
 
 

@@ -11,6 +11,7 @@ import subprocess
 import sys
 import time
 from collections import defaultdict
+from contextlib import suppress
 from enum import Enum
 from pathlib import Path
 from typing import Any
@@ -168,14 +169,7 @@ class Slot:
 
     def close(self) -> None:
         """Asks the emulator to close in order. Does not wait; see ``wait``."""
-        if self.pipe is not None and self.state in (State.idle, State.asked):
-            try:
-                self.pipe.send(("close",))
-            except OSError:
-                pass
-            self._release(in_order=True)
-        else:
-            self._release(in_order=False)
+        self._release(in_order=self.state in (State.idle, State.asked))
         self._enter(State.closed, "", float("inf"))
 
     def wait(self, deadline: float) -> None:
@@ -190,10 +184,8 @@ class Slot:
     def _ask(self, request: str, limit_s: float, *arguments: Any) -> None:
         assert self.pipe is not None and self.state is State.idle
         self._enter(State.asked, request, limit_s)
-        try:
-            self.pipe.send((request, *arguments))
-        except OSError:
-            pass  # its end is read as such by ``answer``
+        with suppress(OSError):  # its end is read as such by ``answer``
+            self.pipe.send((request, *arguments), socket.MSG_DONTWAIT)
 
     def _failed(self, error: EmulatorError) -> EmulatorError:
         self.reason = str(error)
@@ -210,7 +202,8 @@ class Slot:
         """Closes both ends towards the process; its guard then ends everything below it."""
         if self._lifeline is not None:
             if in_order:
-                _write_quietly(self._lifeline, b"c")
+                with suppress(OSError):
+                    os.write(self._lifeline, b"c")
             os.close(self._lifeline)
             self._lifeline = None
         if self.pipe is not None:
@@ -225,13 +218,6 @@ class Slot:
         self.asked = asked
         self.since = time.monotonic()
         self.deadline = self.since + limit_s
-
-
-def _write_quietly(descriptor: int, data: bytes) -> None:
-    try:
-        os.write(descriptor, data)
-    except OSError:
-        pass
 
 
 ACTIVITIES = ("boot", "reset", "step", "policy", "push", "barrier", "update", "faults", "speculation", "closed", "away")

@@ -10,6 +10,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 from process_watch import descriptors_left
 from user_classes import Coin, Counter, FairCoin
@@ -71,6 +72,21 @@ def collect(folder: Path, slots: int) -> dict[int, list[Any]]:
 
 def test_what_is_collected_does_not_depend_on_the_number_of_slots(tmp_path: Path) -> None:
     assert collect(tmp_path, slots=1) == collect(tmp_path, slots=3)
+
+
+def test_a_frozen_emulator_that_is_asked_for_much_holds_up_no_other(tmp_path: Path) -> None:
+    with rollout(tmp_path, slots=2) as running:
+        run(running, lambda happened: len(happened) == 2)
+        frozen = running.slots[0]
+        assert frozen._process is not None
+        [emulator] = psutil.Process(frozen._process.pid).children()
+        emulator.suspend()
+        running.lease(tickets(2, unread="x" * 4_000_000))
+        kinds = {EpisodeFailed, Finished}
+        happened = run(running, lambda happened: kinds <= {type(one) for one in happened})
+    [(index, reason)] = [(one.slot, one.reason) for one in happened if isinstance(one, EpisodeFailed)]
+    assert index == 0 and "did not answer its reset in time" in reason
+    assert [one.trajectory.slot for one in finished(happened)] == [1]
 
 
 def test_a_machine_that_refuses_descriptors_for_a_while_costs_the_slot_a_pause(tmp_path: Path) -> None:

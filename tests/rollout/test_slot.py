@@ -35,11 +35,22 @@ from digirl_dist.user_code.packing import pack
 pytestmark = pytest.mark.component
 
 LIMITS = SlotLimits(boot_s=20, reset_s=1, step_s=1, failures=3, back_off_s=0.05)
+LARGE = Task("count", params={"unread": "x" * 4_000_000})
 
 
 def ask(slot: Slot) -> Any:
     """The answer that the slot waits for."""
     return slot.wait_for_answer()[0]
+
+
+def suspend_emulator() -> psutil.Process:
+    """The process of the only emulator, behind its guard."""
+    [guard] = [
+        one for one in psutil.Process().children() if "digirl_dist.rollout.emulator_process" in command_line(one)
+    ]
+    [emulator] = guard.children()
+    emulator.suspend()
+    return emulator
 
 
 def assert_ended_as_hung(slot: Slot) -> None:
@@ -99,12 +110,31 @@ def test_an_emulator_that_freezes_with_half_its_answer_sent_is_ended_within_its_
     slot.reset(Task("any"), seed=0)
     assert slot.pipe is not None and slot.answer() is None
     select.select([slot.pipe], [], [], LIMITS.reset_s)
-    [guard] = [
-        one for one in psutil.Process().children() if "digirl_dist.rollout.emulator_process" in command_line(one)
-    ]
-    [emulator] = guard.children()
-    emulator.suspend()
+    suspend_emulator()
     assert_ended_as_hung(slot)
+
+
+def test_an_emulator_that_freezes_before_a_large_request_is_ended_within_its_limit(slot: Slot) -> None:
+    """The request is larger than what a socket holds, so its sender would wait for a reader in the middle of it."""
+    suspend_emulator()
+    slot.reset(LARGE, seed=0)
+    assert_ended_as_hung(slot)
+
+
+def test_a_slot_with_half_a_request_is_closed_without_waiting(slot: Slot) -> None:
+    emulator = suspend_emulator()
+    slot.reset(LARGE, seed=0)
+    slot.close()
+    emulator.resume()
+    eventually(lambda: not emulator.is_running())
+
+
+def test_a_request_of_many_parts_is_put_together(slot: Slot) -> None:
+    for _ in range(3):
+        slot.reset(LARGE, seed=8)
+        assert ask(slot).vector.tolist() == [0, 1]
+        slot.step(1)
+        assert ask(slot).reward == 1.0
 
 
 def test_an_answer_of_many_parts_is_put_together(tmp_path: Path) -> None:
