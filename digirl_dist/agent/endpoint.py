@@ -6,6 +6,7 @@ import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, wait
+from functools import partial
 
 import numpy as np
 
@@ -19,6 +20,7 @@ from digirl_dist.errors import AgentError, ChatAway, ChatRefused, DigirlDistErro
 from digirl_dist.plain_text import in_short
 from digirl_dist.settings import ChatSettings
 from digirl_dist.storage.checkpoint import State
+from digirl_dist.threads import fulfil
 from digirl_dist.trajectory import Decision, NoDecision, Observation
 from digirl_dist.types import Json
 from digirl_dist.user_code.blame import blaming
@@ -152,14 +154,8 @@ class EndpointAgent(ActsAlone):
     def _begin(self, seen: Observation, rng: np.random.Generator) -> Future[Decision]:
         """In a thread that ends with the process: a server may take its time over the limit."""
         future = Future[Decision]()
-
-        def work() -> None:
-            try:
-                future.set_result(self.decide("", seen, rng))
-            except BaseException as error:  # whoever waits is told
-                future.set_exception(error)
-
-        threading.Thread(target=work, name="endpoint", daemon=True).start()
+        work = partial(self.decide, "", seen, rng)
+        threading.Thread(target=fulfil, args=[future, work], name="endpoint", daemon=True).start()
         return future
 
     def _decision(self, answer: Future[Decision]) -> Decision | NoDecision:

@@ -25,7 +25,7 @@ from digirl_dist.inference.requests import InferenceFailure, InferenceReply, Inf
 from digirl_dist.storage.checkpoint import Checkpoint
 from digirl_dist.storage.events import Events
 from digirl_dist.storage.status import Status, WorkerStatus
-from digirl_dist.threads import SerialQueue, after
+from digirl_dist.threads import SerialQueue, after, fulfil
 
 _END_S = 5.0
 
@@ -173,7 +173,7 @@ class InThisProcess:
 
     def _within_limit(self, work: Callable[[], Any], doing: str) -> Any:
         done: Future[Any] = Future()
-        self._queue.do(partial(_fulfil, done, work))
+        self._queue.do(partial(fulfil, done, work))
         if not wait([done], self._limit_s).done:
             done.cancel()
             raise PolicyLostError(f"the function that acts did not {doing} within {self._limit_s:g} s")
@@ -189,15 +189,6 @@ class InThisProcess:
         self._policies.ask(known)
         told = [InferenceFailure(one.number, f"there is no policy version {one.version} any more") for one in gone]
         return [*self._policies.answers(), *told]
-
-
-def _fulfil(done: Future[Any], work: Callable[[], Any]) -> None:
-    """Does the work, unless nobody waits for it any more; whoever waits is told."""
-    if done.set_running_or_notify_cancel():
-        try:
-            done.set_result(work())
-        except BaseException as error:
-            done.set_exception(error)
 
 
 class PolicyServer:

@@ -7,10 +7,11 @@ import signal
 import subprocess
 import threading
 from collections.abc import Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from functools import cache
+from concurrent.futures import Future
+from functools import cache, partial
 
 from digirl_dist.child_process import dying_with_this_process
+from digirl_dist.threads import Threads, fulfil
 
 CONFIGURED_S = 8.0
 """Commands of the user's configuration may take so long to decide what it says: less than ``reachable`` waits."""
@@ -36,7 +37,9 @@ def start_tied(
     """Starts a command in a session of its own; where this process ends, it gets SIGTERM."""
     with _making:
         starter = _starter()
-    return starter.submit(_start, command, stdin, stdout, stderr, env).result()
+    started: Future[subprocess.Popen[bytes]] = Future()
+    starter.do(partial(fulfil, started, partial(_start, command, stdin, stdout, stderr, env)))
+    return started.result()
 
 
 def _start(
@@ -47,15 +50,14 @@ def _start(
 
 
 _making = threading.Lock()
-"""Two at once would each make a starter: one of them would go, and with it what it has started."""
+"""Two at once would each make a starter."""
 
 
 @cache
-def _starter() -> ThreadPoolExecutor:
+def _starter() -> Threads:
     """Returns the one thread that starts processes: what ends with its parent ends with the thread that started it.
 
-    Raises RuntimeError if that is refused, before a process is asked for, which would be started later for nobody.
+    An executor's thread would end before what is done at the exit of this process, such as to close a fleet. Raises
+    RuntimeError if a thread is refused, before a process is asked for, which would be started later for nobody.
     """
-    starter = ThreadPoolExecutor(1, thread_name_prefix="start")
-    starter.submit(int).result()
-    return starter
+    return Threads(1, "start")

@@ -6,7 +6,9 @@ import queue
 import threading
 from collections import deque
 from collections.abc import Callable, Iterator
+from concurrent.futures import Future
 from contextlib import contextmanager, suppress
+from typing import Any
 
 Work = Callable[[], object]
 
@@ -68,6 +70,15 @@ def after(seconds: float, call: Callable[[], object]) -> Iterator[None]:
         yield
     finally:
         timer.cancel()
+
+
+def fulfil(done: Future[Any], work: Callable[[], Any]) -> None:
+    """Does the work, unless nobody waits for it any more; whoever waits is told."""
+    if done.set_running_or_notify_cancel():
+        try:
+            done.set_result(work())
+        except BaseException as error:
+            done.set_exception(error)
 
 
 class Threads:

@@ -162,6 +162,23 @@ def test_a_host_that_is_killed_leaves_no_ssh_behind(openssh: Server) -> None:
     eventually(lambda: not psutil.pid_exists(master))
 
 
+_FORGETFUL = """
+import atexit, sys
+from digirl_dist.settings import SshSettings
+from digirl_dist.ssh.connect import connect
+from digirl_dist.ssh.connection import Address
+link = connect(Address("w1", *eval(sys.argv[1])), SshSettings())
+atexit.register(lambda: print(link.run(["echo", "last words"]).stdout.decode(), end="", flush=True))
+"""
+
+
+def test_a_link_stands_until_what_is_done_at_the_exit_of_its_process_is_done(openssh: Server) -> None:
+    place = repr(dataclasses.astuple(openssh.address)[1:])
+    command, output = [sys.executable, "-c", _FORGETFUL, place], subprocess.PIPE
+    done = subprocess.run(command, stdout=output, stderr=output, env=child_process.environment(), timeout=120)
+    assert (done.stdout, done.returncode) == (b"last words\n", 0), done.stderr
+
+
 def test_a_command_that_starts_while_the_connection_is_closed_keeps_no_descriptors(
     openssh: Server, limits: SshSettings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
