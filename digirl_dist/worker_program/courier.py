@@ -36,6 +36,8 @@ from digirl_dist.storage.file_system import in_words
 _CHUNK = 1 << 20
 _READ_AHEAD = 1 << 16
 """Smaller than a chunk, so that chunks are read to where they are wanted."""
+_LONGEST_REQUEST = 1 << 16
+"""Whoever has a relay's key may send one."""
 _WORTH_KEEPING = 1 << 20
 _LAST_REQUESTS_S = 1.0
 _THERE_S = 0.05
@@ -63,7 +65,8 @@ class CourierServer:
         self._buffer = memoryview(bytearray(_CHUNK))
 
     def serve(self) -> None:
-        while line := self._source.readline():
+        """Ends where the input does, or in a request that is longer than any."""
+        while (line := self._source.readline(_LONGEST_REQUEST)).endswith(b"\n"):
             request = json.loads(line)
             if self._is_relay:
                 self._pass_on(request["get"])
@@ -213,10 +216,8 @@ class _Incoming:
 
 
 def _remove(path: str) -> None:
-    try:
+    with suppress(FileNotFoundError):
         os.unlink(path)
-    except FileNotFoundError:
-        pass
 
 
 def _remove_small(part: str) -> None:

@@ -67,6 +67,16 @@ def test_it_ends_quietly_with_its_input_and_leaves_no_part(courier: subprocess.P
     assert list((tmp_path / "folder").iterdir()) == []
 
 
+def test_it_ends_with_a_request_that_has_no_end_and_keeps_little_of_it(courier: subprocess.Popen[bytes]) -> None:
+    assert courier.stdin is not None and courier.stdout is not None
+    _send(courier, {"get": "none", "offset": 0})
+    assert "error" in _answer(courier)
+    with pytest.raises(BrokenPipeError):
+        for _ in range(64):
+            courier.stdin.write(bytes(1 << 20))
+    assert courier.wait(120) == 0 and courier.stdout.read() == b""
+
+
 def test_it_starts_without_what_is_heavy() -> None:
     courier = "digirl_dist.worker_program.courier"
     code = f"import sys; before = set(sys.modules); import {courier}; print(*set(sys.modules) - before)"
