@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import operator
 import os
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -28,12 +29,10 @@ def of_kind(name: str, given: _Kind, kind: Any, wanted: str) -> _Kind:
 
 def whole(name: str, number: int, least: int, most: int | None = None) -> int:
     """Returns a whole number, NumPy's included, as a plain int. Raises SettingsError for anything else."""
-    try:
+    with suppress(TypeError):
         plain = operator.index(number)
         if plain >= least and (most is None or plain <= most):
             return plain
-    except TypeError:
-        pass
     bounds = f"of at least {least}" if most is None else f"from {least} to {most:,}"
     raise SettingsError(f"{name}={number!r:.100} is no whole number {bounds}")
 

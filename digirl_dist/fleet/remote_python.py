@@ -6,6 +6,7 @@ import inspect
 import json
 import time
 from collections.abc import Mapping
+from contextlib import suppress
 from types import ModuleType
 from typing import Any
 
@@ -50,10 +51,8 @@ class RemotePython:
         self._python = python
         self._channel = connection.open([python, "-Ec", _LOADER])
         sources = [(module.__name__, inspect.getsource(module)) for module in (*_BESIDE, program)]
-        try:
+        with suppress(WorkerError):  # no Python there: that there is no answer tells so
             self._channel.write(f"{json.dumps(sources)}\n{json.dumps(order)}\n".encode())
-        except WorkerError:
-            pass  # no Python there: that there is no answer tells so
 
     def __enter__(self) -> RemotePython:
         return self

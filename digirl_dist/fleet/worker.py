@@ -10,6 +10,7 @@ import random
 import threading
 import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -135,12 +136,10 @@ class _Attached:
     def dismiss(self, limit_s: float) -> None:
         """Stops a program to which nobody will come back, so that it ends its emulators now."""
         deadline = self._runtime.now() + limit_s
-        try:
+        with suppress(WorkerError):  # it has ended, or cannot be told
             self.ask(Session.stop)
             while self._runtime.now() < deadline:
                 self._next_line()
-        except WorkerError:
-            pass  # it has ended, or cannot be told
 
     def fail(self, error: WorkerError) -> None:
         """Ends the connection, on which nothing more can be said, with the first reason."""

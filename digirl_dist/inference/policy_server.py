@@ -11,6 +11,7 @@ import traceback
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence, Set
 from concurrent.futures import Future, wait
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
 from multiprocessing.connection import Connection
@@ -78,10 +79,8 @@ class PolicyProcess:
                 env=environment(),
             )
         self._connection, self._serving = Connection(ours.detach()), {}
-        try:
+        with suppress(OSError):  # the process has ended; the first request reports it
             self._connection.send_bytes(self._packed_agent)
-        except OSError:
-            pass  # the process has ended; the first request reports it
 
     def _ask(self, request: str, content: Any, doing: str) -> Any:
         """Sends a request and returns its reply. Raises PolicyLostError if the process ends or exceeds the limit.

@@ -121,10 +121,8 @@ class Verdicts:
         }
         with self._lock:
             self._known[question] = verdict
-            try:
+            with suppress(OSError):  # other writes, which must succeed, report a full disk
                 json_lines.append_object(self._path, line)
-            except OSError:
-                pass  # other writes, which must succeed, report a full disk
 
 
 class ModelJudge:

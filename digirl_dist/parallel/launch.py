@@ -16,7 +16,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from types import FrameType
@@ -151,10 +151,8 @@ def _end(children: _Ranks, asked: list[int], grace_s: float) -> None:
     while len(asked) < 2 and time.monotonic() < deadline and any(child.poll() is None for child in children):
         time.sleep(_LOOK_S)
     for child in children:
-        try:
+        with suppress(ProcessLookupError):  # the group is empty
             os.killpg(child.pid, signal.SIGKILL)  # what a rank has started is in its group
-        except ProcessLookupError:
-            pass  # the group is empty
         child.wait()
 
 

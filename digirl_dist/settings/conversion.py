@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import fields, is_dataclass
 from difflib import get_close_matches
 from typing import Any, TypeVar, get_args, get_origin
@@ -103,10 +104,8 @@ def _value(key: str, hint: Any, given: Json) -> Any:
     if hint is bool:
         given = _TRUTH.get(given, given) if isinstance(given, str) else given
     for value, strict in ((given, False), (_as_texts(given), True)):
-        try:
+        with suppress(msgspec.ValidationError):
             return msgspec.convert(value, hint, strict=strict)
-        except msgspec.ValidationError:
-            pass
     wanted = in_words(hint)
     quotes = "; on, off, yes and no need quotes in YAML" if isinstance(given, bool) and "text" in wanted else ""
     meant = choice(given, unless=key) if isinstance(given, str) and "number" not in wanted else ""

@@ -7,6 +7,7 @@ import socket
 import threading
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any, ClassVar, cast
 
 import paramiko
@@ -176,20 +177,16 @@ class ParamikoChannel(Channel):
         self._raw = raw
 
     def close_input(self) -> None:
-        try:
+        with suppress(*_BROKEN):  # the command has ended; the next read reports it better
             self._raw.shutdown_write()
-        except _BROKEN:
-            pass  # the command has ended; the next read reports it better
 
     @property
     def exit_status(self) -> int | None:
         return self._raw.exit_status if self._raw.exit_status_ready() else None
 
     def close(self) -> None:
-        try:
+        with suppress(*_BROKEN):  # the link is gone, and the channel with it
             self._raw.close()
-        except _BROKEN:
-            pass  # the link is gone, and the channel with it
 
     def _offer(self, view: memoryview, wait_s: float) -> int:
         with self._raw.out_buffer_cv:

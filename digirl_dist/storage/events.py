@@ -6,7 +6,7 @@ import os
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from digirl_dist.errors import RunFolderError
@@ -63,11 +63,9 @@ class Events:
 
         Those that a full disk refuses stay pending: an event must not end its run.
         """
-        try:
+        with suppress(OSError):
             if not self._file.closed and not os.fstat(self._file.fileno()).st_nlink:
                 deleted, self._file = self._file, json_lines.opened_to_append(self._path)
                 deleted.close()
             while self._unwritten and not self._file.closed:
                 del self._unwritten[: self._file.write(self._unwritten)]
-        except OSError:
-            pass

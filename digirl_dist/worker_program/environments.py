@@ -16,7 +16,7 @@ import threading
 import time
 import traceback
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from copy import deepcopy
 from functools import partial
 from typing import Any, BinaryIO
@@ -194,10 +194,8 @@ def _travelling(result: Result) -> msgspec.Raw:
 def _info(info: Mapping[Any, Any]) -> dict[str, msgspec.Raw]:
     found = {}
     for key, value in info.items():
-        try:
+        with suppress(TypeError):
             found[str(key)] = msgspec.Raw(encode(value))
-        except TypeError:
-            pass
     return found
 
 

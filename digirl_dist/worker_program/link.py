@@ -50,10 +50,8 @@ class Link(ABC):
 
     def received(self) -> list[HostMessage]:
         """Messages that arrived since the last call, in order."""
-        try:
+        with suppress(BlockingIOError):
             os.read(self._wake_read, 65536)
-        except BlockingIOError:
-            pass
         messages = []
         while True:
             try:
@@ -72,10 +70,8 @@ class Link(ABC):
         if isinstance(message, Ping):
             return
         self._messages.put(message)
-        try:
+        with suppress(BlockingIOError):  # it is awake already
             os.write(self._wake_write, b"!")
-        except BlockingIOError:
-            pass  # it is awake already
 
     @abstractmethod
     def start(self, state: Callable[[], Heartbeat]) -> None:
@@ -161,10 +157,8 @@ class SocketLink(Link):
     def _hang_up(self, host: socket.socket) -> None:
         if self._host is host:
             self._host = None
-        try:
+        with suppress(OSError):
             host.shutdown(socket.SHUT_RDWR)
-        except OSError:
-            pass
         host.close()
 
 
@@ -198,10 +192,8 @@ def beat(link: Link, state: Callable[[], Heartbeat]) -> None:
 def _listen(folder: JobFolder) -> socket.socket:
     """Bind by a relative path: the program's working directory is its folder."""
     listener = socket.socket(socket.AF_UNIX)
-    try:
+    with suppress(FileNotFoundError):
         os.unlink(folder.socket)
-    except FileNotFoundError:
-        pass
     previous = os.umask(0o077)
     try:
         listener.bind(folder.socket)
