@@ -12,6 +12,7 @@ from enum import Enum
 from digirl_dist.agent.plugins.custom import CustomAgentSettings
 from digirl_dist.agent.plugins.endpoint import EndpointSettings
 from digirl_dist.agent.plugins.vlm import VlmSettings
+from digirl_dist.algorithm.plugins import LearnsFrom
 from digirl_dist.assembly.parts import (
     agent_plugin,
     algorithm_plugin,
@@ -194,7 +195,7 @@ def _refuse_modes(settings: Settings) -> None:
     if mode is not TrainMode.online:
         if not settings.offline.data:
             raise SettingsError(f"train_mode={mode.value} needs offline.data=[FOLDER]")
-        if algorithm.learns_from.on_policy:
+        if algorithm.learns_from is not LearnsFrom.episodes:
             raise SettingsError(
                 f"{settings.algorithm.entry_point or settings.train_algorithm} learns from the newest policies alone; "
                 "use train_mode=online, or digirl"

@@ -27,11 +27,6 @@ def episode_name(episode_id: str) -> str:
     return f"episodes/{episode_id}.episode"
 
 
-def manifest_name(episode_id: str) -> str:
-    """Returns where the manifest of an episode lies, relative to the folder."""
-    return f"episodes/{episode_id}.json"
-
-
 def _arguments(pid: int) -> Sequence[bytes]:
     """Returns the command line of a process: one empty word if it has none any more, or is gone."""
     try:
@@ -74,7 +69,7 @@ class JobFolder:
         return self.root / episode_name(episode_id)
 
     def manifest(self, episode_id: str) -> Path:
-        return self.root / manifest_name(episode_id)
+        return self.episodes / f"{episode_id}.json"
 
     def slot_log(self, slot: int) -> Path:
         return self.root / f"slot-{slot}.log"

@@ -69,7 +69,9 @@ class ViewedRun:
         self._figures = Followed(metrics, _figures_of, each)
         self._measured = Followed(folder / "evaluation.jsonl", clean, each)
         self._spent = Followed(metrics, _spent_of, each)
-        self._events = Followed(folder / "events.jsonl", _shown_event, each)
+        self._events = Followed(
+            folder / "events.jsonl", lambda one: None if one.get("event") in _USUAL_EVENTS else clean(one), each
+        )
         self._lock = threading.Lock()
         self._unread = 1
         self._id = _id(folder)
@@ -239,10 +241,6 @@ def _spent_of(line: dict[str, Json]) -> Json:
     if type(line.get("iteration")) is not int or not isinstance(line.get("slot_seconds_by_worker"), dict):
         return None
     return clean({key: line.get(key) for key in _SPENT})
-
-
-def _shown_event(event: dict[str, Json]) -> Json:
-    return None if event.get("event") in _USUAL_EVENTS else clean(event)
 
 
 def _given(content: Mapping[str, Json]) -> list[str]:

@@ -22,12 +22,9 @@ def known_hosts_files(only: str | None, from_ssh_config: str | None) -> list[Pat
     """Returns the known-hosts files to read: ``only`` that one if given, else those that ``ssh`` would read."""
     if only is not None:
         return [Path(only).expanduser()]
-    return [*users_files(from_ssh_config or _USER_FILE), Path(_SYSTEM_FILE)]
-
-
-def users_files(listed: str) -> list[Path]:
-    """Returns the files that a ``UserKnownHostsFile`` lists; in a name, a blank is followed by no ``/`` or ``~``."""
-    return [Path(name.strip('"')).expanduser() for name in re.split(r"\s+(?=[/~\"])", listed.strip())]
+    # In a name that ``UserKnownHostsFile`` lists, a blank is followed by no ``/`` or ``~``.
+    listed = re.split(r"\s+(?=[/~\"])", (from_ssh_config or _USER_FILE).strip())
+    return [*(Path(name.strip('"')).expanduser() for name in listed), Path(_SYSTEM_FILE)]
 
 
 class KnownKeys:

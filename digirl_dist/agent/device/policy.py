@@ -82,7 +82,9 @@ class DevicePolicy(nn.Module):
         assert spec.image_size is not None and isinstance(spec.actions, DeviceActions)  # as the plugin's ``suits`` says
         size = fitted_size(spec.image_size, short_side, STRIDE)
         self._reads = labels and spec.labels
-        kinds = kinds_of(actions or _useful(spec.actions, memory), self._reads)
+        # Typing at a point is what the wrapper of an agent with memory makes of two actions.
+        useful = [*spec.actions.useful, *["type_at"] * bool(memory and "type" in spec.actions.useful)]
+        kinds = kinds_of(actions or useful, self._reads)
         self._grid = TouchGrid(size[0] // STRIDE, size[1] // STRIDE, kinds)
         self._pictures = Pictures(size)
         self._shift = shift
@@ -274,11 +276,6 @@ _Tensors = TypeVar("_Tensors", Labels, Typeable)
 
 def _some(seen: Seen, rows: list[int]) -> Seen:
     return Seen(*(part[rows] for part in seen))
-
-
-def _useful(actions: DeviceActions, memory: int) -> list[str]:
-    """Typing at a point is what the wrapper of an agent with memory makes of two actions."""
-    return [*actions.useful, *["type_at"] * bool(memory and "type" in actions.useful)]
 
 
 def _all_features(seen: Seen, done: Traces) -> torch.Tensor:

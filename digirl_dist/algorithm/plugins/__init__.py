@@ -37,11 +37,6 @@ class LearnsFrom(Enum):
     steps = "steps"
     """Every fresh step; on ranks with emulators also those of episodes that go on."""
 
-    @property
-    def on_policy(self) -> bool:
-        """Whether only what the newest policies did is of use."""
-        return self is not LearnsFrom.episodes
-
 
 @dataclass(frozen=True)
 class LearningContext:
