@@ -16,7 +16,7 @@ from digirl_dist.agent.prompts import conversation, latest, shown
 from digirl_dist.chat import Messages, image_part
 from digirl_dist.chat.client import Answered, ChatServer, Outage, Sampled, key_of
 from digirl_dist.emulator.episode_limits import size
-from digirl_dist.errors import AgentError, ChatAway, ChatRefused, DigirlDistError, TrajectoryError
+from digirl_dist.errors import AgentError, ChatAway, ChatRefused, TrajectoryError
 from digirl_dist.plain_text import in_short
 from digirl_dist.settings import ChatSettings
 from digirl_dist.storage.checkpoint import State
@@ -67,8 +67,6 @@ class EndpointAgent(ActsAlone):
         self._asks_tokens: bool | None = None if tokens else False
         """None: whether the server knows what that is has yet to be seen."""
         self._called = called
-        self.costs_an_episode: type[DigirlDistError] = ChatAway
-        """Errors that do; others are raised."""
         self.away: Callable[[Outage], None] = lambda _: None
         """Called after each failed attempt. What a worker's outage costs is told with the episode that is given up."""
         self._server: ChatServer | None = None
@@ -163,5 +161,5 @@ class EndpointAgent(ActsAlone):
             return NoDecision(f"{self._server} did not answer within its limit")
         try:
             return answer.result()
-        except self.costs_an_episode as error:
+        except ChatAway as error:
             return NoDecision(str(error))

@@ -12,7 +12,6 @@ from digirl_dist.agent.contract import ActsAlone
 from digirl_dist.agent.plugins.endpoint import EndpointSettings
 from digirl_dist.api import arguments
 from digirl_dist.chat import Messages
-from digirl_dist.errors import DigirlDistError
 from digirl_dist.settings.conversion import converted
 from digirl_dist.settings.engines import refuse_address
 from digirl_dist.settings.extras import extra_needed
@@ -128,7 +127,7 @@ class Endpoints(ActsAlone):
             return
         build: Any = newest.settings.build(None)  # type: ignore[arg-type] # which looks at no emulator
         made = build(messages=newest.messages, read=newest.read, tokens=newest.tokens, called=_CALLED)
-        made.costs_an_episode, made.away = DigirlDistError, lambda outage: self.away(outage)
+        made.away = lambda outage: self.away(outage)
         made.connect()
         self.newest, self.endpoint = made, newest
 
