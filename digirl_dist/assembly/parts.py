@@ -54,18 +54,9 @@ AUTO = "auto"
 
 def build_device(settings: Settings, emulator: EmulatorSettings) -> Device:
     """Returns the emulator as the chosen agent uses it. Raises SettingsError where it, or a task, does not exist."""
-    from digirl_dist.storage.task_file import from_file, is_file
-
     assert isinstance(emulator, EmulatorPlugin)
-    task_set, split = settings.task_set, settings.task_split.value
-    elsewhere = settings.success is not Success.environment
     device = emulator.build()
     _refuse_misfit(settings, emulator, device.spec)
-    if is_file(task_set):
-        tasks = from_file(task_set, split, emulator.known_tasks(split), lambda task: emulator.can_run(task, elsewhere))
-    else:
-        tasks = list(emulator.tasks(task_set, split))
-    refuse_unstorable(tasks)
     agent, acts_there = agent_plugin(settings), settings.inference is Inference.worker
     max_steps = settings.max_steps or device.max_steps
     opaque = isinstance(agent, CustomAgentSettings) and isinstance(emulator, CustomEmulatorSettings)
@@ -73,11 +64,25 @@ def build_device(settings: Settings, emulator: EmulatorSettings) -> Device:
     return replace(
         device,
         factory=agent.wrapped(device.factory),
-        tasks=tasks,
+        tasks=tasks_of(settings, emulator, settings.task_split.value),
         max_steps=max_steps,
         extras=(*device.extras, *(agent.extras if acts_there else ())),
         guard=EpisodeGuard(emulator.name, device.spec, max_steps, check_action, agent.learns),
     )
+
+
+def tasks_of(settings: Settings, emulator: EmulatorSettings, split: str) -> Sequence[Task]:
+    """Returns the tasks of a split, and starts nothing. Raises SettingsError where the set or a task does not exist."""
+    from digirl_dist.storage.task_file import from_file, is_file
+
+    assert isinstance(emulator, EmulatorPlugin)
+    task_set, elsewhere = settings.task_set, settings.success is not Success.environment
+    if is_file(task_set):
+        tasks = from_file(task_set, split, emulator.known_tasks(split), lambda task: emulator.can_run(task, elsewhere))
+    else:
+        tasks = list(emulator.tasks(task_set, split))
+    refuse_unstorable(tasks)
+    return tasks
 
 
 def refuse_unstorable(tasks: Sequence[Task]) -> None:

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 
-from digirl_dist.assembly.parts import algorithm_plugin, build_device
+from digirl_dist.assembly.parts import algorithm_plugin, tasks_of
 from digirl_dist.errors import SettingsError
 from digirl_dist.settings import Settings, TaskMode, TaskSplit, TrainMode
 from digirl_dist.settings.run import only_measures
@@ -56,7 +55,7 @@ def evaluation_plan(settings: Settings) -> Plan:
 def test_tasks(settings: Settings) -> Sequence[Task]:
     """Returns the tasks of the test split, whatever the settings train on. Raises SettingsError where it has none."""
     try:
-        return build_device(replace(settings, task_split=TaskSplit.test), settings.emulator).tasks
+        return tasks_of(settings, settings.emulator, TaskSplit.test.value)
     except SettingsError as error:
         raise SettingsError(
             f"evaluation.every={settings.evaluation.every} needs the test split: {error}; correct that, or set "
