@@ -79,7 +79,7 @@ class PolicyProcess:
                 env=environment(),
             )
         self._connection, self._serving = Connection(ours.detach()), {}
-        with suppress(OSError):  # the process has ended; the first request reports it
+        with suppress(OSError), after(self._limit_s, self._process.kill):  # what has ended, the first request reports
             self._connection.send_bytes(self._packed_agent)
 
     def _ask(self, request: str, content: Any, doing: str) -> Any:

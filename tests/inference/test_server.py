@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import queue
 import signal
+import sys
 import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -164,6 +165,17 @@ def test_a_stopped_process_is_killed_at_its_limit_though_not_even_the_request_fi
         assert len(process.decide([ask(1)])) == 1, "it was not started again"
     finally:
         process.close()
+
+
+def test_a_process_that_does_not_take_its_agent_is_killed_at_its_limit(
+    saved: dict[int, Checkpoint], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "python").write_text("#!/bin/sh\nexec sleep 600\n")
+    (tmp_path / "python").chmod(0o755)
+    monkeypatch.setattr(sys, "executable", str(tmp_path / "python"))
+    process = PolicyProcess(bytes(4 << 20), tmp_path / "policy.log", limit_s=1.0)
+    with pytest.raises(PolicyLostError, match="ended while it had to load a policy"):
+        process.serve(saved)
 
 
 def test_a_callers_function_that_hangs_fails_what_it_was_asked_and_is_never_called_twice_at_a_time(
