@@ -110,9 +110,14 @@ class Pages:
             Route("/", self._static),
             Route("/static/{name}", self._static),
             Route("/api/runs", self._names),
-            Route("/api/run", self._of_run(self._news)),
+            Route(
+                "/api/run", self._of_run(lambda run, asked: run.news(*_asked(asked, "figures", "measured", "stamp")))
+            ),
             Route("/api/rows", self._of_run(lambda run, request: run.rows(_number(request, "first") or 0, _ROWS))),
-            Route("/api/timeline", self._of_run(self._timeline)),
+            Route(
+                "/api/timeline",
+                self._of_run(lambda run, asked: run.timeline_news(*_asked(asked, "iterations", "events"))),
+            ),
             Route(
                 "/api/log",
                 self._of_run(lambda run, asked: run.log(asked.query_params["worker"], _number(asked, "slot"))),
@@ -157,12 +162,6 @@ class Pages:
         self._asked.set()
         return _json(list(self._runs))
 
-    def _news(self, run: ViewedRun, request: Request) -> str:
-        return run.news(*(request.query_params.get(name, "") for name in ("figures", "measured", "stamp")))
-
-    def _timeline(self, run: ViewedRun, request: Request) -> str:
-        return run.timeline_news(*(request.query_params.get(name, "") for name in ("iterations", "events")))
-
     def _of_run(self, answer: Callable[[ViewedRun, Request], Any]) -> Callable[[Request], Response]:
         def respond(request: Request) -> Response:
             try:
@@ -198,6 +197,10 @@ class Pages:
                 told = now
                 yield f"data: {json.dumps(now)}\n\n"
             await asyncio.sleep(_LOOK_S)
+
+
+def _asked(request: Request, *names: str) -> list[str]:
+    return [request.query_params.get(name, "") for name in names]
 
 
 def _number(request: Request, name: str) -> int | None:
