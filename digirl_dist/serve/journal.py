@@ -108,8 +108,7 @@ class Journal:
         with self._lock:
             self.newest = self.newest if newest is None else newest
             for key, entry in entries.items():
-                if (before := self._entries.pop(key, None)) is not None:
-                    self._over.pop(before.number, None)
-                self._entries[key] = entry
+                self._over.pop(self._entries.get(key, entry).number, None)
+                self._entries[key] = entry  # at once: whoever looks for it does not wait for the lock
                 if entry.number:
                     self._over[entry.number] = key
