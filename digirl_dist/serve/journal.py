@@ -38,7 +38,8 @@ class Journal:
     """The rollouts by key, and those that are over by number. Safe to use from any thread.
 
     A number is given once, and durable before anybody sees it: whoever has seen all up to one misses none by asking for
-    those after it, whatever was restarted meanwhile.
+    those after it, whatever was restarted meanwhile. Rollouts that run already, or are over, are noted however many
+    there are: who asks for new ones is refused before they begin.
     """
 
     def __init__(self, path: Path) -> None:
@@ -89,7 +90,7 @@ class Journal:
         """Raises as ``DurableMap.write``."""
         with self._writing:
             known = list(dict.fromkeys(key for key in keys if key in self._entries))
-            self._kept.write(dict.fromkeys(known))
+            self._kept.write(dict.fromkeys(known), limited=False)
             with self._lock:
                 for key in known:
                     self._over.pop(self._entries.pop(key).number, None)
@@ -104,7 +105,7 @@ class Journal:
     def _write(self, entries: Mapping[str, Entry], newest: int | None = None) -> None:
         """The number comes first: cut anywhere, the file never has one that it would give again."""
         number: dict[str, Json] = {} if newest is None else {_NEWEST: newest}
-        self._kept.write(number | {key: msgspec.to_builtins(entry) for key, entry in entries.items()})
+        self._kept.write(number | {key: msgspec.to_builtins(entry) for key, entry in entries.items()}, limited=False)
         with self._lock:
             self.newest = self.newest if newest is None else newest
             for key, entry in entries.items():

@@ -22,7 +22,7 @@ from digirl_dist.collect.leases import Lost
 from digirl_dist.collect.stream import Rollout
 from digirl_dist.errors import RunFolderError
 from digirl_dist.serve.journal import Entry, Journal
-from digirl_dist.storage import strict_json
+from digirl_dist.storage import json_lines, strict_json
 from digirl_dist.storage.checkpoint import read_weights
 from digirl_dist.tasks import Share, Task
 from digirl_dist.trajectory import Observation
@@ -146,6 +146,8 @@ class Service:
         limit_s = math.inf if wanted.deadline_s is None else wanted.deadline_s
         found: dict[str, Rollout] = {}
         with self._asking:
+            if sum(self.journal.get(key) is None for key in keys) > max(0, json_lines.MOST_KEYS - len(self.journal)):
+                raise Refusal(400, f"{len(self.journal):,} rollouts are kept: acknowledge those that you are done with")
             try:
                 for key in keys:
                     found[key] = self.fleet.submit(

@@ -185,17 +185,18 @@ class DurableMap:
                 self._read(file)
             self._compact()
 
-    def write(self, changes: Mapping[str, Json]) -> None:
+    def write(self, changes: Mapping[str, Json], limited: bool = True) -> None:
         """Sets these values; a key whose value is None goes. Returns once that is durable: all of it, or an error.
 
-        Raises SettingsError for what is too large, and RunFolderError if the file cannot be written.
+        Raises SettingsError for what is too large, if ``limited`` also for too many keys, and RunFolderError if the
+        file cannot be written.
         """
         if not changes:
             return
         lines = [_line(key, value) for key, value in changes.items()]
         if (longest := max(map(len, lines))) > LONGEST_LINE:
             raise SettingsError(f"a key with its task takes {longest:,} bytes, more than {LONGEST_LINE:,}: shorten it")
-        if len(self.values.keys() | changes.keys()) > MOST_KEYS:
+        if limited and len(self.values.keys() | changes.keys()) > MOST_KEYS:
             raise SettingsError(f"{self.path} has {len(self.values):,} keys: acknowledge those that you are done with")
         try:
             append(self.path, b"".join(lines), flushed=True)

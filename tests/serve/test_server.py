@@ -20,9 +20,12 @@ from process_watch import eventually
 from prometheus_client.openmetrics.parser import text_string_to_metric_families
 from safetensors.torch import load_file, save_file
 
-from digirl_dist import Run
+from digirl_dist import Fleet, Run
 from digirl_dist.cli.main import main
 from digirl_dist.serve import door, server
+from digirl_dist.serve.service import Ask, Refusal, Service
+from digirl_dist.settings.configuration import Source
+from digirl_dist.storage import json_lines
 from digirl_dist.storage.json_lines import DurableMap
 
 pytestmark = [pytest.mark.system, pytest.mark.timeout(400), pytest.mark.long_file(90)]
@@ -139,6 +142,29 @@ def test_a_rollout_is_cancelled_and_one_that_is_done_is_forgotten(here: Served) 
     assert answered(here.owner.post("/acknowledge", json={"keys": ["late", "unknown"]})) == {"acknowledged": 1}
     assert "POST /rollouts" in answered(here.owner.get("/rollouts/late"), 404)["error"]
     assert all(one["key"] != "late" for one in answered(here.owner.get("/rollouts"))["rollouts"])
+
+
+def test_where_too_many_are_known_none_begins_and_the_next_server_starts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The fleet forgets what was lost, so that its own file had room for what the journal then refused."""
+    monkeypatch.setattr(json_lines, "MOST_KEYS", 3)
+    with Fleet.configured(Source("config/multimachine", "host", (f"save_path={tmp_path}", *WORDS))) as fleet:
+        first = Service(fleet, policy := fleet.starting_policy())
+        first.ask(Ask("lost", TASK, n=3, deadline_s=1e-6))
+        eventually(lambda: first.journal.newest == 3)
+        with pytest.raises(Refusal, match="3 rollouts are kept: acknowledge those that you are done with"):
+            first.ask(Ask("new", TASK))
+        assert fleet.asked() == {}
+        assert [*first.ask(Ask("lost/0", TASK))] == ["lost/0"], "it is known"
+        eventually(lambda: first.entry("lost/0").state == "landed")
+        first.close()
+        fleet.submit(TASK, key="untold")  # as a server does that is killed then
+        again = Service(fleet, policy)
+        eventually(lambda: again.entry("untold").state == "landed")
+        assert again.acknowledge(["lost/0", "lost/1", "untold"]) == 3
+        assert [*again.ask(Ask("new", TASK))] == ["new"]
+        again.close()
 
 
 @pytest.mark.parametrize(
