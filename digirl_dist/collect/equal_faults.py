@@ -19,7 +19,7 @@ _KINDS = (
 """Errors in code, which a retry does not repair; other errors may come from a machine, a server or a network."""
 _ENOUGH = 4
 _MOST = 100
-"""Places that are told apart."""
+"""Places that are told apart, and tickets of each."""
 
 
 @dataclass
@@ -48,12 +48,15 @@ class EqualFaults:
         """Notes why a ticket failed on a worker; ``able`` are the workers that may be given tickets."""
         raised = _RAISED.search(reason)
         kind = getattr(builtins, raised[1], getattr(pickle, raised[1], None)) if raised else None
-        if raised is None or not (isinstance(kind, type) and issubclass(kind, _KINDS)):
-            return
-        if len(self._places) >= _MOST and (raised[1], raised[2]) not in self._places:
+        if (
+            raised is None
+            or not (isinstance(kind, type) and issubclass(kind, _KINDS))
+            or (len(self._places) >= _MOST and (raised[1], raised[2]) not in self._places)
+        ):
             return
         place = self._places.setdefault((raised[1], raised[2]), _Place(reason))
-        place.keys.add(key)
+        if len(place.keys) < _MOST:
+            place.keys.add(key)
         place.workers.add(worker)
         place.failures += 1
         if not self._has_landed and place.failures >= _ENOUGH and place.workers.issuperset(able):

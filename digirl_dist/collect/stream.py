@@ -98,7 +98,7 @@ class Stream:
         self._by_name: dict[str, Rollout] = {}
         """Those of ``_open`` that have a key."""
         self._due: list[tuple[float, Key]] = []
-        """A heap of the deadlines."""
+        """A heap of the deadlines, infinite ones as well; about half of them may be of rollouts that are over."""
         self._pages = {number: _Page() for number in self._store.unfinished() if number < first_page}
         """The pages that are not files yet."""
         self._over_pages = {*self._pages}
@@ -182,8 +182,9 @@ class Stream:
             self._close_pages()
 
     def _turn(self) -> None:
-        while self._due and self._due[0][0] <= self._pool.clock():
-            self._pool.soon(partial(self._cancel, heapq.heappop(self._due)[1], "its deadline passed"))
+        with self._lock:
+            while self._due and self._due[0][0] <= self._pool.clock():
+                self._pool.soon(partial(self._cancel, heapq.heappop(self._due)[1], "its deadline passed"))
         self._close_pages()
 
     def _cancel(self, key: Key, why: str) -> None:
@@ -254,8 +255,10 @@ class Stream:
         self._pool.open(tickets, self, landed)
 
     def _watch_deadline(self, rollout: Rollout) -> None:
-        if rollout.due_at < math.inf:
-            heapq.heappush(self._due, (rollout.due_at, rollout.ticket.key))
+        """Leaves out those of rollouts that are over once they would be most."""
+        heapq.heappush(self._due, (rollout.due_at, rollout.ticket.key))
+        if len(self._due) > 2 * len(self._open) + _PAGE:
+            self._due = sorted((each.due_at, key) for key, each in self._open.items())
 
     def _deliver(self, key: Key, outcome: Trajectory | Lost, asked_again: bool) -> None:
         """``asked_again``: a loss that the next process, or whoever asks for the same key, makes good."""

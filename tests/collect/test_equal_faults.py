@@ -52,6 +52,15 @@ def test_deterministic_faults_of_some_episodes_are_reported_once() -> None:
     assert faults.news() == "" and not faults.everywhere, "some episodes land"
 
 
+def test_tickets_that_failed_once_at_one_line_are_not_kept_for_ever() -> None:
+    faults = EqualFaults()
+    faults.landed()
+    for number in range(10_000):
+        faults.failed("w1", Key(number, 0), BROKEN.format(0), ["w1"])
+    assert sum(len(place.keys) for place in faults._places.values()) <= 100
+    assert faults.news().startswith("100 tickets failed alike on w1") and faults.news() == ""
+
+
 @pytest.mark.parametrize(
     "reason",
     [

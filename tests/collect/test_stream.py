@@ -127,6 +127,23 @@ def test_a_page_that_cannot_be_written_keeps_nobody_from_hearing_the_end(
     assert ground.pool.store.landed(Round(0))
 
 
+def test_deadlines_of_what_is_over_or_asked_for_again_are_not_kept_and_the_earliest_counts(ground: Ground) -> None:
+    """Each was kept until it had passed, once for each time that the rollout was asked for."""
+    for number in range(300):
+        ground.stream.ask([Request(TASK, 1, due_at=1e6 + number)])
+        ground.land()
+    assert len(ground.stream._due) < 100
+    keys = [f"k{number}" for number in range(100)]
+    rollouts = ground.stream.ask([Request(TASK, 1, key, due_at=1e6) for key in keys])
+    for _ in range(10):
+        ground.stream.ask([Request(TASK, 1, key, due_at=1e5 + number) for number, key in enumerate(keys) if number])
+    assert len(ground.stream._due) < 300
+    ground.pool.clock = lambda: 1e5 + 50
+    ground.pool.turn()
+    ground.pool.turn()
+    assert [one.done() for one in rollouts] == [0 < number <= 50 for number in range(100)]
+
+
 def test_what_was_lost_as_a_collection_ended_does_not_run_beside_what_is_asked_for_again(ground: Ground) -> None:
     (old,) = ground.ask("k")
     ground.pool.turn()
