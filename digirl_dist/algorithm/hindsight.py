@@ -66,10 +66,9 @@ class Hindsight:
         if self.achieved is not None:
             yield from _named(self.achieved, episode, self.tasks)
             return
-        asked = self._by_goal
         for number, step in enumerate(episode.steps, 1):
             for goal in step.achieved:
-                yield from ((number, task) for task in asked.get(_key(goal), _in_words(goal)))
+                yield from ((number, task) for task in self._by_goal.get(_key(goal), _in_words(goal)))
 
     @cached_property
     def _by_goal(self) -> Mapping[str, list[Task]]:

@@ -244,9 +244,15 @@ def build_algorithm(settings: Settings, device: Device) -> AlgorithmFactory:
     """Returns what makes the algorithm, for the device's episodes and tasks. Raises SettingsError."""
     if not agent_plugin(settings).learns:
         return lambda agent, peers: NoTraining()
-    experience, succeeds = settings.algorithm, tells_success(settings)
     return algorithm_plugin(settings).build(
-        LearningContext(settings.seed, settings.train_iterations, device.max_steps, device.tasks, experience, succeeds)
+        LearningContext(
+            settings.seed,
+            settings.train_iterations,
+            device.max_steps,
+            device.tasks,
+            settings.algorithm,
+            tells_success(settings),
+        )
     )
 
 

@@ -24,11 +24,6 @@ def offline_iterations(settings: Settings) -> int:
             return settings.offline.iterations
 
 
-def offline_data(settings: Settings) -> tuple[str, ...]:
-    """Returns where the trajectories from elsewhere are."""
-    return () if settings.train_mode is TrainMode.online else tuple(settings.offline.data)
-
-
 def iterations_ahead(settings: Settings) -> int:
     """Iterations to collect ahead: none where nothing is learned."""
     return 0 if only_measures(settings) else settings.ahead

@@ -15,7 +15,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from digirl_dist.assembly import schedule
 from digirl_dist.assembly.agreement import agree
 from digirl_dist.assembly.parts import build_algorithm, device_of, refuse_devices, run_root, starting
 from digirl_dist.assembly.policy import describe_policy
@@ -24,7 +23,7 @@ from digirl_dist.exit_status import WORDS
 from digirl_dist.parallel.launch import launch
 from digirl_dist.parallel.peers import Alone, Peers, SharedRows
 from digirl_dist.parallel.rank import Rank
-from digirl_dist.settings import Settings, TorchrunSettings
+from digirl_dist.settings import Settings, TorchrunSettings, TrainMode
 from digirl_dist.settings.run import only_measures
 from digirl_dist.storage.checkpoint import Checkpoints
 
@@ -121,7 +120,7 @@ class Learning:
         from digirl_dist.trainer.inprocess import InProcessTrainer
 
         settings = self.settings
-        offline = schedule.offline_data(settings)
+        offline = () if settings.train_mode is TrainMode.online else tuple(settings.offline.data)
         return InProcessTrainer(
             agent,
             build_algorithm(settings, self.device),
