@@ -132,9 +132,14 @@ def _of_environment() -> frozenset[str]:
     return frozenset(value for value in named if len(value) >= 8 and value[0] != "/")
 
 
+def as_unicode(text: str) -> str:
+    """Returns ``text`` with a question mark for each half of a surrogate pair, which UTF-8 lacks."""
+    return text.encode(errors="replace").decode()
+
+
 def is_unicode(text: str) -> bool:
-    """Returns whether UTF-8 has it, as it lacks half a surrogate pair."""
-    return text.encode(errors="ignore").decode() == text
+    """Returns whether UTF-8 has it."""
+    return as_unicode(text) == text
 
 
 def as_entry_point(text: str) -> str:

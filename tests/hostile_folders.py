@@ -139,6 +139,14 @@ def _contents(rng: random.Random) -> Iterator[tuple[str, Make]]:
     header = json.dumps({f"t{n}": {"dtype": "U8", "shape": [0], "data_offsets": [0, 0]} for n in range(_MANY)})
     yield "many-names", partial(_weights, content=len(header).to_bytes(8, "little") + header.encode())
     yield "long-header", partial(_weights, content=b"\xff" * 8)
+    yield "deep-run", partial(_written, name="run.json", content="[" * 200_000)
+    place = {"iteration": 1, "ticket": 1, "purpose": "train", "time": 1.0}
+    told = [{**place, "event": "episode_retried", "reason": "\ud800"}, {**place, "event": "episode", "attempt": 2**40}]
+    odd = "".join(f"{json.dumps(each)}\n" for each in told)
+    yield "odd-events", partial(_written, name="events.jsonl", content=odd)
+    retried = json.dumps({**told[0], "ticket": 0, "reason": "x" * 1000}).replace('"ticket": 0', '"ticket": %d')
+    many = "".join(f"{retried % number}\n" for number in range(_MANY))
+    yield "many-reasons", partial(_written, name="events.jsonl", content=many)
     yield "many-checkpoints", _many_checkpoints
     yield "many-files", _many_files
     yield "many-entries", _many_entries

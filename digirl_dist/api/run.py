@@ -14,7 +14,7 @@ from digirl_dist.api import arguments
 from digirl_dist.api.episodes import Episode, Episodes, html_table, import_pandas
 from digirl_dist.errors import CheckpointError, TrajectoryError
 from digirl_dist.judge import with_verdict
-from digirl_dist.plain_text import one_line
+from digirl_dist.plain_text import as_unicode, one_line
 from digirl_dist.report import metrics
 from digirl_dist.report.output import redraws, shown
 from digirl_dist.settings import regular_file
@@ -93,11 +93,15 @@ class Run:
         table = self.index.table()
         if verdicts is None:
             return Episodes(table, self.index.read)
+        import pyarrow
+
         given = read_verdicts(self.folder, arguments.of_kind("verdicts", verdicts, str, "their name"))
         keys: list[str] = table["key"].to_pylist()
         rows = [row for row, key in enumerate(keys) if key in given]
         scores = [given[keys[row]].score for row in rows]
-        table = _with_columns(table.take(rows), {"reward": scores, "success": [score >= 1 for score in scores]})
+        table = _with_columns(
+            table.take(pyarrow.array(rows, "int64")), {"reward": scores, "success": [score >= 1 for score in scores]}
+        )
         return Episodes(table, partial(_regraded, self.index, dict(zip(rows, scores, strict=True))), rows)
 
     def episode(self, key: str) -> Episode:
@@ -194,7 +198,7 @@ class Run:
     def _repr_html_(self) -> str:
         """Shows in a notebook how the run stands."""
         lines = self.figures()
-        known = {name: [line[name] for line in lines if isinstance(line.get(name), int | float)] for name in _SHOWN}
+        known = {name: [line[name] for line in lines if isinstance(line.get(name), float)] for name in _SHOWN}
         rows = {name: f"{found[0]:.2f} → {found[-1]:.2f}" for name, found in known.items() if found}
         return html_table(repr(self), {"state": self.state, "iterations": len(lines), **rows})
 
@@ -215,5 +219,13 @@ def _with_columns(table: pyarrow.Table, columns: Mapping[str, Sequence[Json]]) -
 def _frame(lines: Sequence[Mapping[str, Json]], columns: Iterable[str]) -> pandas.DataFrame:
     """Returns a row per line; without any, no row of these columns."""
     made = import_pandas().DataFrame
-    frame: pandas.DataFrame = made(lines) if lines else made(columns=list(columns), dtype=float)
+    try:
+        frame: pandas.DataFrame = made(lines) if lines else made(columns=list(columns), dtype=float)
+    except UnicodeEncodeError:  # pandas keeps texts in Arrow
+        frame = made(
+            [
+                {as_unicode(key): as_unicode(each) if isinstance(each, str) else each for key, each in line.items()}
+                for line in lines
+            ]
+        )
     return frame

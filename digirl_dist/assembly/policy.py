@@ -6,14 +6,17 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
+import msgspec
+
 from digirl_dist.agent.plugins import AgentPlugin
 from digirl_dist.emulator import Actions, BoxActions, DeviceActions, DiscreteActions, EmulatorSpec, ProductActions
 from digirl_dist.errors import CheckpointError, SettingsError, UntrustedError
 from digirl_dist.settings import Settings, conversion
 from digirl_dist.settings.plugins import AGENT
+from digirl_dist.settings.ranges import Few
 from digirl_dist.settings.run_source import refuse_references, refuse_untrusted
 from digirl_dist.storage.checkpoint import Checkpoint
-from digirl_dist.types import Json
+from digirl_dist.types import Json, Natural
 
 _ACTIONS = {"device": DeviceActions, "discrete": DiscreteActions, "box": BoxActions, "product": ProductActions}
 
@@ -37,15 +40,15 @@ def agent_settings_of(checkpoint: Checkpoint, trust: bool = False) -> tuple[Agen
     path = checkpoint.folder / "manifest.json"
     try:
         about, shapes = checkpoint.policy["agent"], checkpoint.policy["emulator"]
-        size = shapes["image_size"]
-        size = None if size is None else tuple(size)
-        spec = EmulatorSpec(_read(shapes["actions"]), shapes["vector_size"], size, shapes["labels"])
+        size = msgspec.convert(shapes["image_size"], tuple[Few, Few] | None)
+        vector_size = msgspec.convert(shapes["vector_size"], Natural)
+        spec = EmulatorSpec(_read(shapes["actions"]), vector_size, size, shapes["labels"])
         default = AGENT.settings(about["name"])()
         refuse_references(about, path)
         settings = conversion.merged(default, about, str(path))
     except UntrustedError:
         raise
-    except (KeyError, TypeError, ValueError, ModuleNotFoundError, SettingsError) as error:
+    except (AttributeError, KeyError, TypeError, ValueError, ModuleNotFoundError, SettingsError) as error:
         raise CheckpointError(
             f"{path} does not say which agent it is of ({error!r}): restore it, or take another checkpoint"
         ) from error
@@ -72,10 +75,10 @@ def _read(described: Mapping[str, Json]) -> Actions:
     values = {name: value for name, value in described.items() if name != "kind"}
     match described["kind"]:
         case "box":
-            return BoxActions(*(tuple(map(float, values[name])) for name in ("low", "high")))
+            return BoxActions(*msgspec.convert([values["low"], values["high"]], list[tuple[float, ...]], strict=False))
         case "product":
             parts = [_read(part) for part in values["parts"]]
             return ProductActions(tuple(part for part in parts if isinstance(part, DiscreteActions | BoxActions)))
         case "discrete":
-            return DiscreteActions(values["n"])
-    return DeviceActions(**{name: tuple(value) for name, value in values.items()})
+            return DiscreteActions(msgspec.convert(values["n"], Natural))
+    return DeviceActions(**{name: msgspec.convert(value, tuple[str, ...]) for name, value in values.items()})

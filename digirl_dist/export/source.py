@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -11,9 +10,8 @@ from digirl_dist.errors import RunFolderError, TrajectoryError
 from digirl_dist.judge import with_verdict
 from digirl_dist.plain_text import without_secrets_in
 from digirl_dist.report.metrics import lines_of
-from digirl_dist.settings import regular_file
 from digirl_dist.storage import json_lines, parquet
-from digirl_dist.storage.run_folder import config_of, existing_run
+from digirl_dist.storage.run_folder import config_of, existing_run, run_id_of
 from digirl_dist.storage.status import Status
 from digirl_dist.storage.verdicts import LaterVerdict
 from digirl_dist.storage.verdicts import read as read_verdicts
@@ -52,10 +50,7 @@ class Source:
 
     @property
     def run_id(self) -> str:
-        try:
-            return str(json.loads(regular_file.content(self.folder / "run.json"))["run_id"])
-        except (OSError, ValueError, KeyError, TypeError):
-            return self.name
+        return run_id_of(self.folder) or self.name
 
     def figures(self) -> list[dict[str, Json]]:
         """Returns the figures of each iteration."""

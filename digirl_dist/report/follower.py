@@ -27,7 +27,7 @@ from digirl_dist.settings import regular_file
 from digirl_dist.settings.keys import flat
 from digirl_dist.storage import atomic_files
 from digirl_dist.storage.json_lines import JsonLines
-from digirl_dist.storage.run_folder import config_of
+from digirl_dist.storage.run_folder import config_of, run_id_of
 
 CLOSE_S = 30.0
 """How long a logger may take to flush at the end of a run; then its process is killed."""
@@ -59,7 +59,7 @@ class Follower:
         self._look()
         newest = self._learned[-1]["iteration"] if self._learned else -1
         self._cursor = cursor = _read(self._path)
-        run_id = str(msgspec.json.decode(regular_file.content(folder / "run.json"))["run_id"])
+        run_id = run_id_of(folder) or folder.resolve().name
         purge = None
         if rewinds(name) and cursor.figures > newest:  # a crash undid iterations, which are made again
             purge = newest + 1
@@ -173,13 +173,13 @@ class Followers:
 
 def _step(line: Figures) -> int | None:
     step = line.get("checkpoint", line.get("iteration"))
-    return step if type(step) is int else None
+    return step if type(step) is int and 0 <= step < 2**31 else None
 
 
 def _read(path: Path) -> _Cursor:
     try:
         return msgspec.json.decode(regular_file.content(path), type=_Cursor)
-    except (OSError, msgspec.MsgspecError):
+    except (OSError, ValueError, RecursionError):
         return _Cursor()
 
 

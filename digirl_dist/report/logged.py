@@ -46,8 +46,8 @@ def tags(figures: Figures) -> dict[str, float]:
                 found["fleet", "workers"] = sum(count > 0 for count in value.values())
             case _ if name not in _NO_CURVES:
                 found[tuple(name.split("/")) if "/" in name else (_GROUP.get(name, "algorithm"), name)] = value
-    numbers = {name: float(value) for name, value in found.items() if isinstance(value, int | float)}
-    return plain_names({name: value for name, value in numbers.items() if abs(value) <= _LARGEST})
+    numbers = {name: value for name, value in found.items() if isinstance(value, int | float)}
+    return plain_names({name: float(value) for name, value in numbers.items() if abs(value) <= _LARGEST})
 
 
 def rows(file: Path, with_pictures: bool) -> list[dict[str, Json]]:

@@ -19,17 +19,17 @@ import pyarrow.compute as pc
 from digirl_dist.emulator.remembered import recalled, touched
 from digirl_dist.emulator.touch_actions import SAID, TOKENS, UNREAD, DeviceAction
 from digirl_dist.errors import ActionError, RunFolderError
+from digirl_dist.plain_text import as_unicode
 from digirl_dist.protocol.job_folder import JobFolder
 from digirl_dist.report.followed import Followed
 from digirl_dist.report.picture import screenshot
 from digirl_dist.settings import Settings, regular_file
 from digirl_dist.settings.key_places import options_of_groups
 from digirl_dist.settings.keys import flat
-from digirl_dist.settings.safe_yaml import read_mapping
 from digirl_dist.storage import json_lines
 from digirl_dist.storage.checkpoint import Checkpoints
 from digirl_dist.storage.episode_index import EpisodeIndex
-from digirl_dist.storage.run_folder import config_of
+from digirl_dist.storage.run_folder import config_of, run_id_of
 from digirl_dist.storage.status import run_state
 from digirl_dist.trajectory import Observation, Step, Trajectory
 from digirl_dist.types import Json
@@ -62,7 +62,7 @@ class ViewedRun:
     def __init__(self, folder: Path, name: str = "", trust: bool = False, most_bytes: int = _LINE_BYTES) -> None:
         """``name`` is the folder's unless given; ``most_bytes`` of the newest lines of its files are kept for pages."""
         self.folder = folder
-        self.name = name or _name(folder)
+        self.name = name or as_unicode(folder.resolve().name)
         self.trust = trust
         self.index = EpisodeIndex(folder)
         metrics, each = folder / "metrics.jsonl", most_bytes // 4
@@ -74,31 +74,34 @@ class ViewedRun:
         )
         self._lock = threading.Lock()
         self._unread = 1
-        self._id = _id(folder)
+        self._id = run_id_of(folder)
         """The folder may be deleted, and another run begin in it, while it is viewed."""
         self._recent: OrderedDict[str, Trajectory] = OrderedDict()
 
     def follow(self, everything: bool = False) -> None:
         """Reads what has been added to the folder, of many files a part of them; all of it if another run is there."""
         with self._lock:
-            if (now := _id(self.folder)) not in (None, self._id):
+            if (now := run_id_of(self.folder)) not in ("", self._id):
                 self.index, self._recent, self._id = EpisodeIndex(self.folder), OrderedDict(), now
             self._unread = self.index.refresh(None if everything else _FILES_AT_ONCE)
 
     def progress(self) -> dict[str, Json]:
         """Returns what changes while the run goes on: a page asks for the rest when this does."""
-        files = (self.folder / f"{name}.jsonl" for name in ("metrics", "evaluation"))
-        size = sum(json_lines.JsonLines(file).size() for file in files)
-        there: dict[str, Json] = {"id": self._id, "gone": not (self.folder / "config.yaml").exists()}
+        size = sum(json_lines.JsonLines(self.folder / f"{name}.jsonl").size() for name in ("metrics", "evaluation"))
         stands = run_state(self.folder)
         since = stands.doing_since if stands.state == "running" else stands.since
-        there |= {
+        return {
+            "name": self.name,
+            "episodes": len(self.index),
+            "unread": self._unread,
+            "metrics": size,
+            "id": self._id,
+            "gone": not (self.folder / "config.yaml").exists(),
             "state": stands.state,
             "words": _short(str(stands), _LONGEST),
             "since": None if since is None else int(since),
+            "doing": _short(stands.doing, _LONGEST),
         }
-        there["doing"] = _short(stands.doing, _LONGEST)
-        return {"name": self.name, "episodes": len(self.index), "unread": self._unread, "metrics": size, **there}
 
     def news(self, figures: str, measured: str, stamp: str) -> str:
         """Returns, as JSON, the run's state, and of its figures and measurements what a page lacks.
@@ -181,7 +184,7 @@ def named(folders: Sequence[Path], trust: bool = False, most_bytes: int = _LINE_
     found: dict[str, ViewedRun] = {}
     share = min(most_bytes, _ALL_LINE_BYTES // max(1, len(folders)))
     for folder in folders:
-        first = name = _name(folder)
+        first = name = as_unicode(folder.resolve().name)  # an address cannot hold half a surrogate pair
         number = 2
         while name in found:
             name, number = f"{first}~{number}", number + 1
@@ -216,10 +219,6 @@ def caption(action: Json) -> str:
 def _short(text: str, most: int) -> str:
     line = " ".join(text[: 4 * most].replace("\0", " ").split())
     return line if len(line) <= most else line[: most - 1] + "…"
-
-
-def _name(folder: Path) -> str:
-    return folder.resolve().name.encode("utf-8", "replace").decode()  # an address cannot hold half a surrogate pair
 
 
 def _noted(notes: list[str], read: Callable[..., _Read], *where: Any) -> _Read | None:
@@ -259,11 +258,6 @@ def _stamp(path: Path) -> str:
     except OSError:
         return ""
     return f"{found.st_ino}.{found.st_mtime_ns}.{found.st_size}"
-
-
-def _id(folder: Path) -> Json:
-    path = folder / "run.json"
-    return read_mapping(path).get("run_id") if path.is_file() else None
 
 
 def clean(value: Any, depth: int = 0) -> Any:

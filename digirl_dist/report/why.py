@@ -40,7 +40,7 @@ def explain(folder: Path) -> str:
         lines = [*_host(folder, status), *_policy(status), *_workers(status), *_events(folder)]
     except OSError as error:
         raise SettingsError(f"{path} cannot be read: {error.strerror}; name the save_path of a run") from error
-    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+    except (ValueError, KeyError, TypeError, AttributeError, ArithmeticError, RecursionError) as error:
         raise RunFolderError(f"{path} is damaged: {error!r}; a run that goes on writes it anew each second") from error
     return "\n".join(map(one_line, lines))
 

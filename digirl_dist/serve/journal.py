@@ -54,8 +54,7 @@ class Journal:
             self._entries = msgspec.convert(found, dict[str, Entry])
         except msgspec.ValidationError as error:
             raise RunFolderError(f"{path} is damaged: {error}; restore it, or move it away") from error
-        over = sorted((entry.number, key) for key, entry in self._entries.items() if entry.number)
-        self._over = dict(over)
+        self._over = dict(sorted((entry.number, key) for key, entry in self._entries.items() if entry.number))
         """Number -> key, in order."""
         self.newest = max([self.newest, *self._over])
 

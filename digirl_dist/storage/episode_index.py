@@ -10,16 +10,18 @@ import glob
 import os
 import re
 import threading
-from collections import defaultdict
+from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from copy import copy
+from itertools import islice
 from pathlib import Path
-from typing import cast, get_args
+from typing import Any, get_args
 
 import numpy as np
 import pyarrow as pa
 
 from digirl_dist.errors import RunFolderError, TrajectoryError
+from digirl_dist.plain_text import as_unicode
 from digirl_dist.settings.safe_yaml import read_mapping
 from digirl_dist.storage import episode_file, parquet
 from digirl_dist.storage.json_lines import JsonLines
@@ -35,6 +37,11 @@ _PER_STEP = ("step", "reward", "truncated")
 _ROWS_AT_ONCE = 64
 _EVENT_BYTES = 2**22
 """How much of the events is read beside a part of the files."""
+_MOST_ARRIVALS, _MOST_TROUBLED = 1_000_000, 20_000
+"""Episodes of which it is known when they landed, and those of which it is known why they ran again: the newest, as a
+stranger's events may tell of any number."""
+_REASONS, _LONGEST_REASON = 4, 500
+"""Of one episode: the newest, and of each the last characters."""
 _KEY = re.compile(r"[tem](\d{1,9})\.", re.ASCII)
 _LANDING = f"trajectories/.landing/{{}}/*{episode_file.SUFFIX}"
 """First those of episodes that have just landed: what becomes part of its round's file meanwhile is found there."""
@@ -72,7 +79,8 @@ class EpisodeIndex:
         self._is_judged = read_mapping(folder / "config.yaml").get("success") not in (None, "environment")
         """Whether episodes that have just landed are to be judged: what the emulator said of them does not count."""
         self._events = JsonLines(folder / "events.jsonl")
-        self._pending: defaultdict[str, list[str]] = defaultdict(list)
+        self._troubles: dict[str, deque[str]] = {}
+        """Why episodes ran again, by key."""
         self._chunks = [_ROWS.empty_table()]
         self._row_of: dict[str, int] = {}
         self._place: list[tuple[str, int]] = []
@@ -83,7 +91,7 @@ class EpisodeIndex:
         """When each file that has been read was written; not those of single episodes whose round has ended."""
         self._waiting: list[str] = []
         """Files that were found and not read yet."""
-        self._arrivals: dict[str, tuple[float, int, str, float | None]] = {}
+        self._arrivals: dict[str, tuple[float, int, float | None]] = {}
         """What the events say of episodes, by key; of some before their file has been read."""
         self._unreadable: dict[str, tuple[int, str]] = {}
         """When they were written last, and why: one that is still being copied is tried again."""
@@ -105,8 +113,7 @@ class EpisodeIndex:
         """Files that could not be read, with the reason."""
         with self._lock:
             defects = [(Path(path).name, why) for path, (_, why) in self._unreadable.items()]
-        files = [f"{name} is not a trajectory file: {why}" for name, why in defects]
-        return [*files, *([self._untold] if self._untold else [])]
+        return [*(f"{name} is not a trajectory file: {why}" for name, why in defects), *filter(None, [self._untold])]
 
     def refresh(self, most_files: int | None = None) -> int:
         """Adds new episodes, of at most so many more files; returns how many files remain to be read."""
@@ -146,7 +153,11 @@ class EpisodeIndex:
         """
         with self._lock:
             rows = pa.concat_tables(self._chunks).slice(first, most).combine_chunks()
-            arrivals = [self._arrivals.get(key, (None, None, "", None)) for key in rows["key"].to_pylist()]
+            arrivals = [
+                (time, attempt, "; ".join(dict.fromkeys(self._troubles.get(key, ()))), took_s)
+                for key in rows["key"].to_pylist()
+                for time, attempt, took_s in [self._arrivals.get(key, (None, None, None))]
+            ]
         for place, (name, kind) in enumerate(_FROM_EVENTS.items()):
             rows = rows.append_column(name, pa.array([arrival[place] for arrival in arrivals], kind))
         return rows
@@ -240,20 +251,27 @@ class EpisodeIndex:
         for event in events:
             key = _key_of(event) if event.get("event") in ("episode", "episode_retried") else ""
             if key and event["event"] == "episode_retried":
-                self._pending[key].append(str(event.get("reason", "")))
+                reason = as_unicode(str(event.get("reason", ""))[-_LONGEST_REASON:])
+                self._troubles.setdefault(key, deque(maxlen=_REASONS)).append(reason)
+                self._troubles = _newest(self._troubles, _MOST_TROUBLED)
             elif key:
-                trouble = "; ".join(dict.fromkeys(self._pending.pop(key, [])))
                 attempt, time, took_s = event.get("attempt", 0), event.get("time"), event.get("seconds")
-                if isinstance(time, float) and type(attempt) is int:
-                    self._arrivals[key] = (time, attempt, trouble, took_s if isinstance(took_s, float) else None)
+                if isinstance(time, float) and type(attempt) is int and 0 <= attempt < 2**31:
+                    self._arrivals[key] = (time, attempt, took_s if isinstance(took_s, float) else None)
+                    self._arrivals = _newest(self._arrivals, _MOST_ARRIVALS)
+
+
+def _newest(told: dict[str, Any], most: int) -> dict[str, Any]:
+    """Returns ``told``; the newer half of it if there are more than ``most``."""
+    return told if len(told) <= most else dict(islice(told.items(), most // 2, None))
 
 
 def _key_of(event: Mapping[str, Json]) -> str:
     """Returns the key of the ticket that an event is about; empty if it names none, as in a stranger's file."""
-    iteration, ticket, purpose = event.get("iteration"), event.get("ticket"), event.get("purpose")
-    measured = event.get("measured", 0)
-    if type(iteration) is int and type(ticket) is int and type(measured) is int and purpose in get_args(Purpose):
-        return Key(iteration, ticket, cast(Purpose, purpose), measured).name
+    numbers: list[Json] = [event.get("iteration"), event.get("ticket"), event.get("measured", 0)]
+    purpose: Json = event.get("purpose")
+    if all(type(each) is int and 0 <= each < 2**31 for each in numbers) and purpose in get_args(Purpose):
+        return Key(numbers[0], numbers[1], purpose, numbers[2]).name
     return ""
 
 

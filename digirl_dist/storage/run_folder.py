@@ -139,6 +139,14 @@ def existing_run(folder: str | Path) -> Path:
     raise NoRunError(f"{found} is no run folder: it has no config.yaml; {hint}")
 
 
+def run_id_of(folder: Path) -> str:
+    """Returns the id of the run in a folder, which may be a stranger's; empty where ``run.json`` does not say it."""
+    try:
+        return str(msgspec.json.decode(regular_file.content(folder / _FILE))["run_id"])
+    except (OSError, ValueError, KeyError, TypeError, RecursionError):
+        return ""
+
+
 def config_of(folder: Path) -> dict[str, Json]:
     """Returns the composed configuration of a run, secrets hidden; {} before it is written. Raises RunFolderError."""
     path = folder / "config.yaml"

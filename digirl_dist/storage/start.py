@@ -13,6 +13,7 @@ from digirl_dist.settings.safe_yaml import read_mapping, read_yaml
 from digirl_dist.storage import atomic_files
 from digirl_dist.storage.checkpoint import Checkpoint, Checkpoints, read_checkpoint, reading
 from digirl_dist.storage.digest import file_digest
+from digirl_dist.storage.run_folder import run_id_of
 from digirl_dist.types import Json
 
 if TYPE_CHECKING:
@@ -42,7 +43,7 @@ class Start:
             content |= {"iteration": None, "run_id": None, "tensors": {POLICY_FILE: file_digest(folder / POLICY_FILE)}}
         else:
             tensors = {name: info.digest for name, info in self.checkpoint.tensors.items()}
-            source = read_mapping(folder.parent.parent / "run.json").get("run_id")
+            source = run_id_of(folder.parent.parent) or None
             content |= {"iteration": self.checkpoint.iteration, "run_id": source, "tensors": tensors}
         atomic_files.write_json(run / "start.json", content)
         return content

@@ -44,7 +44,7 @@ def read(folder: Path, name: str) -> dict[str, LaterVerdict]:
         raise RunFolderError(f"{folder} has no verdicts {name!r}; {remedy}")
     lines, found = JsonLines(path), {}
     for line in lines.news(lines.size()):
-        with suppress(msgspec.ValidationError):  # the first one
+        with suppress(ValueError):  # the first one
             given = msgspec.convert(line, LaterVerdict)
             found[given.key] = given
     return found

@@ -96,6 +96,25 @@ def test_a_run_is_read_as_tables(folder: Path) -> None:
     assert run.steps().count_rows() == 54
 
 
+def test_odd_numbers_and_half_characters_of_a_stranger_end_no_reader(tmp_path: Path) -> None:
+    folder = make_run(tmp_path / "run", iterations=1)
+    odd = {"checkpoint": 1, "\ud800": 1, "purpose": "\ud800", "success_rate": 10**400, "reward_mean": 10**400}
+    append(folder / "evaluation.jsonl", odd)
+    append(folder / "metrics.jsonl", {"iteration": 1, **odd})
+    append(folder / "events.jsonl", {"event": "worker_lost", "reason": "a\udcffb", "attempt": 10**400})
+    run = Run(folder)
+    assert run.events()["reason"].tolist()[-1] == "a?b" and run.evaluations()["?"].tolist() == [1]
+    assert "0.00 &#8594; 0.00" in run._repr_html_() and len(run.metrics()) == 2
+
+
+def test_verdicts_of_no_episode_leave_none(tmp_path: Path) -> None:
+    folder = make_run(tmp_path / "run", iterations=1)
+    (folder / "verdicts").mkdir()
+    append(folder / "verdicts" / "judge.jsonl", {"judge": {}})
+    append(folder / "verdicts" / "judge.jsonl", {"key": "t0.0", "episode_id": "0-0", "score": "\ud800"})
+    assert len(Run(folder).episodes("judge")) == 0
+
+
 def test_an_episode_has_its_steps_and_pictures(folder: Path) -> None:
     episodes = Run(folder).episodes()
     won = episodes.take(episodes.to_pandas().query("success").index)
@@ -137,6 +156,25 @@ def test_a_checkpoint_that_does_not_name_its_agent_says_so(tmp_path: Path) -> No
     manifest = folder / "checkpoints" / "latest" / "manifest.json"
     content = json.loads(manifest.read_text())
     manifest.write_text(json.dumps({**content, "policy": {}}))
+    with pytest.raises(CheckpointError, match="does not say which agent"):
+        Run(folder).policy()
+
+
+@pytest.mark.parametrize(
+    "shape",
+    [
+        *({"image_size": each} for each in ([0, 8], [10**400, 8], [1e308, 8], [8], "x")),
+        *({"vector_size": each} for each in (10**400, -1, "x")),
+        *({"actions": each} for each in (5, {"kind": "device", "useful": [[1]]}, {"kind": "discrete", "n": 10**400})),
+        {"actions": {"kind": "box", "low": [10**400], "high": [1]}},
+    ],
+)
+def test_shapes_of_no_emulator_are_refused(tmp_path: Path, shape: dict[str, Any]) -> None:
+    folder = make_run(tmp_path / "run", iterations=1)
+    manifest = folder / "checkpoints" / "latest" / "manifest.json"
+    content = json.loads(manifest.read_text())
+    content["policy"]["emulator"] |= shape
+    manifest.write_text(json.dumps(content))
     with pytest.raises(CheckpointError, match="does not say which agent"):
         Run(folder).policy()
 

@@ -176,6 +176,13 @@ def test_atif_has_what_the_format_demands(run: Path, tmp_path: Path) -> None:
     assert first.tool_calls[0].arguments == {"x": 0.1, "y": 0.5} and first.extra["log_prob"] == -0.5
 
 
+@pytest.mark.parametrize("content", ["[" * 200_000, "[]", '{"run_id": "\\ud800"}', ""], ids=lambda text: text[:20])
+def test_a_run_whose_id_cannot_be_read_has_its_folders_name(content: str, run: Path, tmp_path: Path) -> None:
+    (run / "run.json").write_text(content)
+    for path in export.export(run, "atif", tmp_path / "out").rglob("trajectory.json"):
+        assert json.loads(path.read_text())["session_id"] == "mine"
+
+
 @pytest.mark.parametrize("name", ["atif", "datasets"])
 def test_a_damaged_run_and_one_without_episodes_leave_nothing(name: str, run: Path, tmp_path: Path) -> None:
     last = run / "trajectories" / "000001.parquet"

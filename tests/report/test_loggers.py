@@ -249,7 +249,7 @@ ODD = {
 
 
 def test_names_that_are_odd_are_cleaned_part_by_part_and_kept_apart() -> None:
-    found = tags({**ODD, "success_rate": 0.5, "loss@": math.nan, "big": 1e300, "least": -math.inf})
+    found = tags({**ODD, "success_rate": 0.5, "loss@": math.nan, "big": 1e300, "whole": 10**400, "least": -math.inf})
     assert len(found) == len(ODD) + 1 and sorted(found.values()) == sorted([*ODD.values(), 0.5])
     assert (found["val/mean_1"], found["algorithm/val"], found["learning/success_rate"]) == (3.0, 4.0, 0.5)
     for name in found:
@@ -270,6 +270,20 @@ def test_names_that_are_odd_end_no_logger(logger: str, tmp_path: Path, monkeypat
     run.has([0, 1])
     run.log(logger)
     assert run.taken(logger)["figures"] == 1
+
+
+@pytest.mark.component
+@pytest.mark.parametrize("content", ["[" * 200_000, "[]", '{"run_id": "\\ud800"}'], ids=lambda text: text[:20])
+def test_a_run_whose_id_cannot_be_read_is_logged_under_its_folders_name(content: str, tmp_path: Path) -> None:
+    pytest.importorskip("tensorboard")
+    run = Run(tmp_path / "run")
+    run.more = {"whole": 10**400}
+    run.has([0])
+    append(run.folder / "metrics.jsonl", figures(2**70))
+    for name in ("run.json", "logger-tensorboard.json"):
+        (run.folder / name).write_text(content)
+    run.log("tensorboard")
+    assert run.taken("tensorboard") == {"run_id": "run", "figures": 0, "evaluation": 0}
 
 
 @pytest.mark.component

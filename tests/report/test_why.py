@@ -111,7 +111,13 @@ def test_why_without_a_run_says_so(tmp_path: Path, capsys: pytest.CaptureFixture
     assert f"{tmp_path} is no run folder" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("content", ["{", "[]", "{}", '{"ended": "x", "time": "y"}', "[" * 5000])
+@pytest.mark.parametrize(
+    "content",
+    [
+        *("{", "[]", "{}", '{"ended": "x", "time": "y"}', "[" * 5000),
+        *(f'{{"state": "finished", "time": {time}}}' for time in ("Infinity", "1" + "0" * 400)),
+    ],
+)
 def test_a_damaged_status_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str], content: str) -> None:
     (tmp_path / "status.json").write_text(content)
     assert main(["why", str(tmp_path)]) == 1

@@ -226,6 +226,42 @@ def test_events_of_a_stranger_that_name_no_ticket_are_left_out(tmp_path: Path, s
     assert len(index) == 0 and not index.notes
 
 
+@pytest.mark.parametrize("attempt", [2**31, 10**400, -1], ids=["too large", "huge", "negative"])
+def test_numbers_and_texts_of_a_stranger_that_no_column_holds_are_left_out(tmp_path: Path, attempt: int) -> None:
+    (tmp_path / "config.yaml").write_text("seed: 0\n")
+    Store(tmp_path / "trajectories").land(Round(0), episode(Key(0, 1)))
+    events = Events(tmp_path / "events.jsonl")
+    for _ in range(2):
+        events.emit("episode_retried", **Key(0, 1).place(), reason="half a pair: \ud800")
+    events.emit("episode", **Key(0, 1).place(), attempt=attempt)
+    events.emit("episode", **{**Key(0, 1).place(), "ticket": attempt})
+    events.close()
+    index = EpisodeIndex(tmp_path)
+    index.refresh()
+    (row,) = index.table().to_pylist()
+    assert (row["key"], row["attempt"], row["trouble"]) == ("t0.1", None, "half a pair: ?")
+
+
+def test_what_a_stranger_tells_of_episodes_without_end_takes_no_memory_without_end(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("_MOST_TROUBLED", "_MOST_ARRIVALS"):
+        monkeypatch.setattr(episode_index, name, 50)
+    (tmp_path / "config.yaml").write_text("seed: 0\n")
+    Store(tmp_path / "trajectories").land(Round(0), episode(last := Key(0, 499)))
+    events = Events(tmp_path / "events.jsonl")
+    for key in [*(Key(0, number) for number in range(499)), *[last] * 20]:
+        events.emit("episode_retried", **key.place(), reason=f"{'x' * 3000} as {key.name}")
+        events.emit("episode", **key.place(), attempt=1)
+    events.close()
+    index = EpisodeIndex(tmp_path)
+    index.refresh()
+    assert max(len(index._troubles), len(index._arrivals)) <= 50
+    assert sum(len(reason) for reasons in index._troubles.values() for reason in reasons) <= 50 * 500 + 20 * 500
+    (row,) = index.table().to_pylist()
+    assert row["attempt"] == 1 and row["trouble"].endswith("x as t0.499") and len(row["trouble"]) == 500
+
+
 PURPOSES: list[Purpose] = ["train", "evaluate", "measure"]
 
 
