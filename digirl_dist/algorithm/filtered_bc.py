@@ -92,8 +92,16 @@ class FilteredBC:
         fit = self._imitation.fit([*rows, *avoided, *held], share)
         table += [*avoided, *held]
         sums = totals(counts(table, KEPT, AVOIDED, UNSOLVED, NOT_CHOSEN, NOT_GOOD, IN_LOOPS, UNDRAWN), self._peers)
-        sums["kept_trajectories"] = sizes["kept_trajectories"]
-        return Learned({"actor_loss": fit.loss, "skipped_steps": float(fit.skipped), **sums, **relabelled}, table)
+        return Learned(
+            {
+                "actor_loss": fit.loss,
+                "skipped_steps": float(fit.skipped),
+                **sums,
+                "kept_trajectories": sizes["kept_trajectories"],
+                **relabelled,
+            },
+            table,
+        )
 
     def _judged(self, episodes: Sequence[Trajectory], kept: Sequence[int]) -> list[Row]:
         """Returns a row for each step, with a weight where it is imitated: frequent tasks weigh less."""
