@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable
-from typing import Annotated, Any, TypeVar
+from typing import Annotated, Any, TypeGuard, TypeVar
 
 from msgspec import Meta
 
@@ -40,6 +40,11 @@ class Closeable(ABC):
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+
+def is_index(value: Json) -> TypeGuard[int]:
+    """Returns whether it is a number of an iteration, ticket or attempt: a column of int32 holds it."""
+    return type(value) is int and 0 <= value < 2**31
 
 
 _BEGINNINGS = {b"\x89PNG": "image/png", b"\xff\xd8": "image/jpeg"}

@@ -120,7 +120,8 @@ class MinibatchOptimizer:
             loss, fault = self._step(part, len(batch), loss_of, weight_of)
             if fault:
                 faults.append(fault)
-                refuse_many(faults, steps)
+                if len(faults) > _MOST_SKIPPED * steps:
+                    raise TrainingError(f"in {len(faults)} of {steps} steps {fault}")
             else:
                 losses.append(loss)
                 learned.update(batch)
@@ -207,12 +208,6 @@ def fault_of(loss: float, length: float, most: float, what: str) -> str:
         if abs(value) > limit:
             return f"{name} became {value:.3g}, beyond {limit:.3g}; lower the learning rate"
     return ""
-
-
-def refuse_many(faults: Sequence[str], steps: int) -> None:
-    """Raises TrainingError, with the last of the ``faults``, if they are too many of an update's ``steps``."""
-    if len(faults) > _MOST_SKIPPED * steps:
-        raise TrainingError(f"in {len(faults)} of {steps} steps {faults[-1]}")
 
 
 def totals(own: Mapping[str, float], peers: Peers) -> dict[str, float]:

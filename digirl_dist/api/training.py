@@ -70,7 +70,9 @@ def overrides(settings: Mapping[str, Any], group: str = "") -> Iterator[str]:
     for key, value in settings.items():
         name = f"{group}{key}"
         value = _with_choice(name, value)
-        if not isinstance(value, Mapping) or not value or not all(map(_is_simple, value)):
+        if not (isinstance(value, Mapping) and value) or any(
+            not (isinstance(each, str) and each.isascii() and each.isidentifier()) for each in value
+        ):  # a key that the grammar does not have between dots
             yield f"{name}={written(value)}"
         elif "name" in value and not group:
             yield f"{name}={value['name']}"
@@ -86,8 +88,3 @@ def _with_choice(key: str, value: Any) -> Any:
         return value
     chosen = {"name": "gymnasium" if derives_from(kind, "gymnasium") else "custom"}
     return {**(chosen if key != "algorithm" else {}), **given}
-
-
-def _is_simple(key: Any) -> bool:
-    """Whether the grammar has the key between dots."""
-    return isinstance(key, str) and key.isascii() and key.isidentifier()

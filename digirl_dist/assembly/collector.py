@@ -11,9 +11,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from digirl_dist.agent import AgentFactory
-from digirl_dist.agent.plugins.endpoint import EndpointSettings
 from digirl_dist.assembly import schedule
 from digirl_dist.assembly.parts import (
+    agent_plugin,
     build_device,
     build_host_policy,
     build_judge,
@@ -100,7 +100,7 @@ def build_pool(context: RunContext, stack: ExitStack) -> Pool:
     if settings.parallel is Parallel.host:
         pool = collector_plugin(settings).build(context, stack)
     else:
-        acts = Inference.host if isinstance(settings.agent, EndpointSettings) else settings.inference
+        acts = Inference.host if agent_plugin(settings).chat else settings.inference
         policy = _host_policy(replace(context, settings=replace(settings, inference=acts, inference_wait_ms=0.0)))
         if policy is not None:
             stack.callback(policy.close)

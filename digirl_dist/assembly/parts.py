@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Any
 
 from digirl_dist.agent.plugins import AgentPlugin
 from digirl_dist.agent.plugins.custom import CustomAgentSettings
-from digirl_dist.agent.plugins.endpoint import EndpointSettings
 from digirl_dist.algorithm.plugins import AlgorithmPlugin, LearningContext, NoTraining, OwnAlgorithm
 from digirl_dist.assembly.collectors import CollectorPlugin
 from digirl_dist.emulator.episode_guard import EpisodeGuard
@@ -275,7 +274,7 @@ def build_host_policy(
     from digirl_dist.inference.policy_server import Batching, InThisProcess, PolicyProcess, PolicyServer
     from digirl_dist.user_code.packing import pack
 
-    made: Any = agent() if acts_here or isinstance(settings.agent, EndpointSettings) else None
+    made: Any = agent() if acts_here or agent_plugin(settings).chat else None
     is_served = isinstance(made, ServedAgent)
     if is_served:
         asked, at_once = (made.newest, made.endpoint.at_once) if acts_here else (made, settings.inference_batch)

@@ -10,7 +10,6 @@ from dataclasses import replace
 from enum import Enum
 
 from digirl_dist.agent.plugins.custom import CustomAgentSettings
-from digirl_dist.agent.plugins.endpoint import EndpointSettings
 from digirl_dist.agent.plugins.vlm import VlmSettings
 from digirl_dist.algorithm.plugins import LearnsFrom
 from digirl_dist.assembly.parts import (
@@ -72,15 +71,15 @@ def refuse_contradictions(settings: Settings, rank: Rank | None = None, command:
     refuse_bad_paths(settings, emulators_here=settings.parallel is not Parallel.host or settings.dry_run)
     refuse_unread(settings)
     _refuse_unread_labels(settings)
+    _refuse_resume(settings)
+    _refuse_learning(settings)
     if command is Command.ranks:
         _refuse_on_ranks(settings)
     else:
         _refuse_launch(settings, rank)
-    _refuse_resume(settings)
-    _refuse_learning(settings)
-    if command is not Command.ranks:
         _refuse_modes(settings)
-        _refuse_collection(settings)
+        if settings.parallel is Parallel.host and needs_emulators(settings):
+            collector_plugin(settings).check(settings)
         _refuse_engine(settings)
         refuse_judge(settings)
     _refuse_start(settings)
@@ -178,16 +177,15 @@ def _refuse_resume(settings: Settings) -> None:
 
 def _refuse_learning(settings: Settings) -> None:
     """What the agent and the algorithm cannot do."""
-    name = settings.agent.name
-    if not agent_plugin(settings).learns and not only_measures(settings):
+    name, agent = settings.agent.name, agent_plugin(settings)
+    if not agent.learns and not only_measures(settings):
         raise SettingsError(
             f"agent={name} acts and cannot be trained: measure it with task_mode=evaluate (--config-name eval), "
             "or collect with task_mode=collect and train another agent on that, with offline.data; or use agent=vlm"
         )
-    if isinstance(settings.agent, EndpointSettings) and (
-        settings.dry_run or settings.parallel is not Parallel.host or settings.inference is Inference.host
-    ):
-        _refuse_keyless("agent=endpoint", settings.agent, "agent", "endpoint")
+    asks_here = settings.dry_run or settings.parallel is not Parallel.host or settings.inference is Inference.host
+    if agent.chat and asks_here:
+        _refuse_keyless(f"agent={name}", agent.chat, "agent", "endpoint")
 
 
 def _refuse_modes(settings: Settings) -> None:
@@ -224,11 +222,6 @@ def _refuse_unread_labels(settings: Settings) -> None:
         reads = hasattr(settings.agent, "labels")
         how = "needs agent.labels=true" if reads else "is for agent=device, vlm and endpoint"
         raise SettingsError(f"emulator.labels=true {how}: nothing else reads the names of what is on the screen")
-
-
-def _refuse_collection(settings: Settings) -> None:
-    if settings.parallel is Parallel.host and needs_emulators(settings):
-        collector_plugin(settings).check(settings)
 
 
 def _refuse_engine(settings: Settings) -> None:

@@ -256,9 +256,10 @@ class Stream:
 
     def _watch_deadline(self, rollout: Rollout) -> None:
         """Leaves out those of rollouts that are over once they would be most."""
-        heapq.heappush(self._due, (rollout.due_at, rollout.ticket.key))
+        if rollout.due_at < math.inf:
+            heapq.heappush(self._due, (rollout.due_at, rollout.ticket.key))
         if len(self._due) > 2 * len(self._open) + _PAGE:
-            self._due = sorted((each.due_at, key) for key, each in self._open.items())
+            self._due = sorted((each.due_at, key) for key, each in self._open.items() if each.due_at < math.inf)
 
     def _deliver(self, key: Key, outcome: Trajectory | Lost, asked_again: bool) -> None:
         """``asked_again``: a loss that the next process, or whoever asks for the same key, makes good."""

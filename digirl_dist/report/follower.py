@@ -28,6 +28,7 @@ from digirl_dist.settings.keys import flat
 from digirl_dist.storage import atomic_files
 from digirl_dist.storage.json_lines import JsonLines
 from digirl_dist.storage.run_folder import config_of, run_id_of
+from digirl_dist.types import is_index
 
 CLOSE_S = 30.0
 """How long a logger may take to flush at the end of a run; then its process is killed."""
@@ -173,7 +174,7 @@ class Followers:
 
 def _step(line: Figures) -> int | None:
     step = line.get("checkpoint", line.get("iteration"))
-    return step if type(step) is int and 0 <= step < 2**31 else None
+    return step if is_index(step) else None
 
 
 def _read(path: Path) -> _Cursor:

@@ -37,15 +37,16 @@ def tags(figures: Figures) -> dict[str, float]:
     """Returns figures that are numbers of float32 by ``group/name``; what the algorithm adds is ``algorithm/…``."""
     found: dict[tuple[str, ...], Json] = {}
     for name, value in figures.items():
-        match name:
-            case "slot_seconds":
-                found |= {("slots", f"{activity}_s"): seconds for activity, seconds in value.items()}
-            case "success_by_task" if len(value) <= _MOST_TASKS:
-                found |= {("tasks", task): won / of for task, (won, of) in value.items() if of}
-            case "episodes_by_worker":
-                found["fleet", "workers"] = sum(count > 0 for count in value.values())
-            case _ if name not in _NO_CURVES:
-                found[tuple(name.split("/")) if "/" in name else (_GROUP.get(name, "algorithm"), name)] = value
+        with suppress(AttributeError, TypeError, ValueError, OverflowError):  # a stranger's: of any kind
+            match name:
+                case "slot_seconds":
+                    found |= {("slots", f"{activity}_s"): seconds for activity, seconds in value.items()}
+                case "success_by_task" if len(value) <= _MOST_TASKS:
+                    found |= {("tasks", task): won / of for task, (won, of) in value.items() if of}
+                case "episodes_by_worker":
+                    found["fleet", "workers"] = sum(count > 0 for count in value.values())
+                case _ if name not in _NO_CURVES:
+                    found[tuple(name.split("/")) if "/" in name else (_GROUP.get(name, "algorithm"), name)] = value
     numbers = {name: value for name, value in found.items() if isinstance(value, int | float)}
     return plain_names({name: float(value) for name, value in numbers.items() if abs(value) <= _LARGEST})
 

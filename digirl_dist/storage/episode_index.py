@@ -28,7 +28,7 @@ from digirl_dist.storage.json_lines import JsonLines
 from digirl_dist.storage.parquet_bounds import BoundedFile
 from digirl_dist.tasks import Key, Purpose
 from digirl_dist.trajectory import Trajectory
-from digirl_dist.types import Json
+from digirl_dist.types import Json, is_index
 
 _PER_EPISODE = (
     *("iteration", "ticket", "worker", "slot", "purpose", "policy_version", "task", "instruction", "seed", "success"),
@@ -256,7 +256,7 @@ class EpisodeIndex:
                 self._troubles = _newest(self._troubles, _MOST_TROUBLED)
             elif key:
                 attempt, time, took_s = event.get("attempt", 0), event.get("time"), event.get("seconds")
-                if isinstance(time, float) and type(attempt) is int and 0 <= attempt < 2**31:
+                if isinstance(time, float) and is_index(attempt):
                     self._arrivals[key] = (time, attempt, took_s if isinstance(took_s, float) else None)
                     self._arrivals = _newest(self._arrivals, _MOST_ARRIVALS)
 
@@ -270,7 +270,7 @@ def _key_of(event: Mapping[str, Json]) -> str:
     """Returns the key of the ticket that an event is about; empty if it names none, as in a stranger's file."""
     numbers: list[Json] = [event.get("iteration"), event.get("ticket"), event.get("measured", 0)]
     purpose: Json = event.get("purpose")
-    if all(type(each) is int and 0 <= each < 2**31 for each in numbers) and purpose in get_args(Purpose):
+    if all(map(is_index, numbers)) and purpose in get_args(Purpose):
         return Key(numbers[0], numbers[1], purpose, numbers[2]).name
     return ""
 

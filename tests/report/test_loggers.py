@@ -125,6 +125,12 @@ def test_figures_get_groups_and_only_finite_numbers_are_curves() -> None:
     assert dict(flat({"a": {"b": [1], "c": {}}, "d": 2})) == {"a.b": [1], "a.c": {}, "d": 2}
 
 
+@pytest.mark.parametrize("name", ["slot_seconds", "success_by_task", "episodes_by_worker", "loss"])
+@pytest.mark.parametrize("odd", [None, 3, "much", [1], {"a": None}, {"a": [1]}, {"a": [10**400, 1]}, 10**400])
+def test_figures_of_another_form_are_left_out(name: str, odd: Any) -> None:
+    assert tags({name: odd, "loss/of_all": 0.5}).items() >= {("loss/of_all", 0.5)}
+
+
 def test_one_success_and_one_failure_get_a_picture(tmp_path: Path) -> None:
     file = tmp_path / "000000.parquet"
     parquet.write(file, [*EPISODES, *EPISODES])

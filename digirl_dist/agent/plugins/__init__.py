@@ -13,6 +13,7 @@ from digirl_dist.emulator import DeviceActions, EmulatorSpec
 from digirl_dist.emulator.touch_actions import SAID, TOKENS, UNREAD
 from digirl_dist.errors import ActionError
 from digirl_dist.settings.expert import expert
+from digirl_dist.settings.judging import ChatSettings
 from digirl_dist.settings.plugins import AgentSettings
 from digirl_dist.settings.ranges import FewOrNone, Screenshots
 from digirl_dist.types import Json
@@ -56,6 +57,11 @@ class AgentPlugin(AgentSettings, ABC):
     def learns(self) -> bool:
         """False for one that only acts, and may not know how probable its actions are."""
         return True
+
+    @property
+    def chat(self) -> ChatSettings | None:
+        """The server that it asks for actions, if it does not act itself: the host then needs no process for it."""
+        return None
 
     @abstractmethod
     def build(self, spec: EmulatorSpec) -> AgentFactory:

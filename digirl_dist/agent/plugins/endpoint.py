@@ -39,6 +39,10 @@ class EndpointSettings(ChatSettings, WritingAgentPlugin):
     def learns(self) -> bool:
         return False
 
+    @property
+    def chat(self) -> ChatSettings:
+        return self
+
     def build(self, spec: EmulatorSpec) -> AgentFactory:
         with extra_needed("agent=endpoint", "httpx", "endpoint"):
             from digirl_dist.agent.endpoint import EndpointAgent

@@ -127,12 +127,10 @@ class AndroidDevice:
     def installed(self, package: str) -> bool:
         return f"package:{package}" in self.shell(f"pm list packages {shlex.quote(package)}").split()
 
-    def start_app(self, package: str) -> None:
-        """Open an app as its icon does."""
-        self.shell(f"monkey -p {shlex.quote(package)} -c android.intent.category.LAUNCHER 1")
-
-    def stop_app(self, package: str) -> None:
+    def restart_app(self, package: str) -> None:
+        """Ends an app and opens it as its icon does."""
         self.shell(f"am force-stop {shlex.quote(package)}")
+        self.shell(f"monkey -p {shlex.quote(package)} -c android.intent.category.LAUNCHER 1")
 
     def property(self, name: str) -> str:
         return self.shell(f"getprop {shlex.quote(name)}")

@@ -107,8 +107,7 @@ class AndroidEmulator:
         """Brings the device to where the task begins; returns the task as the agent is told it."""
         self._run_commands(task.params.get("setup", ()), seed)
         if app := task.params.get("app"):
-            self.device.stop_app(app)
-            self.device.start_app(app)
+            self.device.restart_app(app)
         return task
 
     def _judged(self, task: Task, wanted: DeviceAction) -> tuple[float, bool]:
