@@ -388,6 +388,8 @@ def test_a_full_disk_is_told_and_what_ended_meanwhile_comes_afterwards(here: Ser
     import resource
 
     before = cursor(here)
+    here.ask("earlier")
+    here.landed(before, "earlier")
     size = (here.folder / "serve.jsonl").stat().st_size
     here.ask("full", n=1)
     resource.prlimit(here.process.pid, resource.RLIMIT_FSIZE, (1, resource.RLIM_INFINITY))
@@ -397,6 +399,6 @@ def test_a_full_disk_is_told_and_what_ended_meanwhile_comes_afterwards(here: Ser
     finally:
         resource.prlimit(here.process.pid, resource.RLIMIT_FSIZE, (resource.RLIM_INFINITY,) * 2)
     here.ask("more")
-    here.landed(before, "full/0", "more")
+    here.landed(before, "earlier", "full/0", "more")
     assert (here.folder / "serve.jsonl").stat().st_size > size
     eventually(lambda: here.owner.get("/health").status_code == 200)
