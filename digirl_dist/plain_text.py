@@ -6,7 +6,7 @@ import difflib
 import os
 import re
 import unicodedata
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from functools import cache
 from typing import Any
 
@@ -163,6 +163,12 @@ def near(name: str, known: Sequence[str]) -> str:
     """Asks for the nearest of the ``known`` names; empty if none is near."""
     found = closest(name, known)
     return f"did you mean {found!r}?" if found else ""
+
+
+def near_it(name: str, known: Collection[str]) -> str:
+    """Returns the ending of a message that names up to three of ``known``; empty if none is near."""
+    found = difflib.get_close_matches(name, known, n=3, cutoff=0.5)
+    return f"; near it are {', '.join(found)}" if found else ""
 
 
 def closest(name: str, known: Sequence[str]) -> str:

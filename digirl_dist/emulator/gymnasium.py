@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import difflib
 import math
 import sys
 from collections.abc import Callable, Mapping, Sequence
@@ -18,6 +17,7 @@ from digirl_dist.emulator import DeviceActions, EmulatorFactory, EmulatorSpec
 from digirl_dist.emulator.gymnasium_spaces import NativeActions, Senses
 from digirl_dist.emulator.touch_actions import DeviceAction
 from digirl_dist.errors import EmulatorError, SettingsError
+from digirl_dist.plain_text import near_it
 from digirl_dist.tasks import Task
 from digirl_dist.trajectory import Observation, Transition
 from digirl_dist.types import Json
@@ -207,8 +207,7 @@ def _registered(env_id: str) -> EnvSpec:
     try:
         return gymnasium.spec(name)
     except gymnasium.error.Error as exc:
-        near = difflib.get_close_matches(name, list(gymnasium.registry), n=3, cutoff=0.5)
-        hint = f"; near it are {', '.join(near)}" if near else ""
+        hint = near_it(name, gymnasium.registry)
         remedy = _registered_by(module) if module else _where_it_may_be(name)
         raise SettingsError(f"no Gymnasium environment is registered as {name!r}{hint}; {remedy}") from exc
 

@@ -6,7 +6,6 @@ Interfaces Using Workflow-Guided Exploration"), served from its files.
 
 from __future__ import annotations
 
-import difflib
 import importlib.util
 import io
 from collections.abc import Sequence
@@ -19,6 +18,7 @@ from digirl_dist.emulator.chromium import Chromium, Page, chromium_errors
 from digirl_dist.emulator.touch_actions import DeviceAction
 from digirl_dist.emulator.web_labels import LABELS, LABELS_AT, Clicked, ClickedLabels, labels_of
 from digirl_dist.errors import EmulatorError, SettingsError
+from digirl_dist.plain_text import near_it
 from digirl_dist.tasks import Task
 from digirl_dist.trajectory import Observation, Transition
 from digirl_dist.types import Json
@@ -246,9 +246,7 @@ def _page(name: str, pages: Sequence[str]) -> str:
     bare = name.removeprefix("miniwob/").removesuffix("-v1")
     if bare in pages:
         return bare
-    near = difflib.get_close_matches(bare, pages, n=3, cutoff=0.5)
-    hint = f"; near it are {', '.join(near)}" if near else ""
-    raise SettingsError(f"{name!r} is not a MiniWoB++ page{hint}; 'all' stands for all {len(pages)}")
+    raise SettingsError(f"{name!r} is not a MiniWoB++ page{near_it(bare, pages)}; 'all' stands for all {len(pages)}")
 
 
 def html_folder() -> Path:

@@ -5,7 +5,6 @@ Its package, which is on no registry of Python's, is imported when a suite is as
 
 from __future__ import annotations
 
-import difflib
 import random
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -14,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from digirl_dist.errors import EmulatorError, SettingsError
-from digirl_dist.plain_text import in_short
+from digirl_dist.plain_text import in_short, near_it
 from digirl_dist.tasks import Task
 
 Suite = Mapping[str, Any]
@@ -70,8 +69,7 @@ def known(name: str, there: Suite) -> str:
     """Returns ``name``. Raises SettingsError if the suite has no such task, with the nearest ones."""
     if name in there:
         return name
-    near = difflib.get_close_matches(name, there, n=3, cutoff=0.5)
-    hint = f"; near it are {', '.join(near)}" if near else ""
+    hint = near_it(name, there)
     raise SettingsError(f"{name!r} is no task of this suite of AndroidWorld's{hint}; 'all' stands for all {len(there)}")
 
 
