@@ -12,11 +12,11 @@ import numpy as np
 
 from digirl_dist.agent.answers import Coordinates, action_of
 from digirl_dist.agent.contract import ActsAlone
-from digirl_dist.agent.prompts import conversation, latest, shown
+from digirl_dist.agent.prompts import about_screen, shown
 from digirl_dist.chat import Messages, image_part
 from digirl_dist.chat.client import Answered, ChatServer, Outage, Sampled, key_of
 from digirl_dist.emulator.episode_limits import size
-from digirl_dist.errors import AgentError, ChatAway, ChatRefused, TrajectoryError
+from digirl_dist.errors import AgentError, ChatAway, ChatRefused
 from digirl_dist.plain_text import in_short
 from digirl_dist.settings import ChatSettings
 from digirl_dist.storage.checkpoint import State
@@ -140,11 +140,7 @@ class EndpointAgent(ActsAlone):
         return answer
 
     def _about_screen(self, seen: Observation) -> Messages:
-        if seen.image is None:
-            raise TrajectoryError("an observation has no screenshot, which this agent needs")
-        earlier = [image_part(image) for image in latest(seen.earlier, self._earlier)]
-        of_screen = self._coordinates, self._size(seen), earlier
-        return conversation(seen.text, image_part(seen.image), self._system, *of_screen)
+        return about_screen(seen, image_part, self._system, self._coordinates, self._size(seen), self._earlier)
 
     def _size(self, seen: Observation) -> tuple[int, int] | None:
         return size(seen.image) if seen.image and self._coordinates is Coordinates.pixels else None

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from digirl_dist.agent.answers import Coordinates, Shown, edges
 from digirl_dist.chat import Messages, text_part
 from digirl_dist.emulator import Label
 from digirl_dist.emulator.remembered import Past, recalled
+from digirl_dist.errors import TrajectoryError
+from digirl_dist.trajectory import Observation
 from digirl_dist.types import Json
 
 _SYSTEM = """\
@@ -47,9 +49,22 @@ def conversation(
     return [rules, {"role": "user", "content": [*earlier, picture, text_part(asked)]}]
 
 
-def latest(earlier: Sequence[bytes], most: int) -> Sequence[bytes]:
-    """Returns the latest of the earlier screenshots, ``most`` at most."""
-    return earlier[max(0, len(earlier) - most) :]
+def about_screen(
+    seen: Observation,
+    part: Callable[[bytes], Json],
+    system: str,
+    coordinates: Coordinates,
+    size: tuple[int, int] | None,
+    most: int,
+) -> Messages:
+    """Returns the chat about a screenshot and the latest ones before it, ``most`` at most; ``part`` makes each a part.
+
+    Raises TrajectoryError for an observation without a screenshot.
+    """
+    if seen.image is None:
+        raise TrajectoryError("an observation has no screenshot, which this agent needs")
+    earlier = [part(image) for image in seen.earlier[max(0, len(seen.earlier) - most) :]]
+    return conversation(seen.text, part(seen.image), system, coordinates, size, earlier)
 
 
 def shown(text: str, size: tuple[int, int] | None = None) -> Shown:

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 from digirl_dist.agent.answers import Coordinates, action_of
-from digirl_dist.agent.prompts import conversation, latest, shown
+from digirl_dist.agent.prompts import about_screen, shown
 from digirl_dist.agent.sampling import Answer, SamplingParams
 from digirl_dist.chat import Messages
 from digirl_dist.emulator.episode_limits import size
@@ -52,13 +53,11 @@ class Wording:
 
         ``part`` makes a part of a screenshot. Raises TrajectoryError for an observation without one.
         """
-        if seen.image is None:
-            raise TrajectoryError("an observation has no screenshot, which this agent needs")
-        text, earlier = seen.text, [part(image) for image in latest(seen.earlier, self._earlier)]
+        text = seen.text
         for token in self._reserved:
             text = text.replace(token, "")
-        of_screen = self._coordinates, self._size(seen), earlier
-        return conversation(text, part(seen.image), self._system, *of_screen)
+        asked = replace(seen, text=text)
+        return about_screen(asked, part, self._system, self._coordinates, self._size(seen), self._earlier)
 
     def action(self, answer: Answer, seen: Observation) -> Json:
         """Returns the action that an answer to an observation means, with its text and tokens."""
