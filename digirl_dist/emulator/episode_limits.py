@@ -161,7 +161,13 @@ def most_memory(size: int) -> int:
 
 
 def pixels(image: bytes) -> int:
-    """Returns how many pixels a screenshot has. Raises TrajectoryError unless it is a PNG or a JPEG of little else."""
+    """Returns how many pixels a screenshot has. Raises TrajectoryError as ``size`` does."""
+    height, width = size(image)
+    return height * width
+
+
+def size(image: bytes) -> tuple[int, int]:
+    """Returns height and width of a screenshot. Raises TrajectoryError unless it is a PNG or a JPEG of little else."""
     try:
         width, height, metadata = _of_png(image) if image.startswith(_PNG) else _of_jpeg(image)
     except (struct.error, IndexError) as error:
@@ -176,13 +182,6 @@ def pixels(image: bytes) -> int:
         )
     if len(image) > _BYTES_OF_PIXEL * area + _MOST_METADATA:
         raise TrajectoryError(f"an image of {height} x {width} pixels in {len(image)} bytes, more than pixels can take")
-    return area
-
-
-def size(image: bytes) -> tuple[int, int]:
-    """Returns the height and width of a screenshot. Raises TrajectoryError as ``pixels`` does."""
-    pixels(image)
-    width, height, _ = _of_png(image) if image.startswith(_PNG) else _of_jpeg(image)
     return height, width
 
 
