@@ -45,7 +45,6 @@ class AndroidEmulator:
     def __init__(self, settings: AndroidOptions) -> None:
         """Starts the instance, or attaches to the device. Raises SettingsError or EmulatorError with the remedy."""
         self._settings = settings
-        self._mask = screen.Mask(settings.masked)
         self._task: Task | None = None
         self._fresh = True
         self._last = Observation()
@@ -98,7 +97,7 @@ class AndroidEmulator:
 
     def _look(self, task: Task) -> Observation:
         settings = self._settings
-        frame = screen.settled(self.device.frame, self._mask, SETTLE_GAP_S, settings.settle_s)
+        frame = screen.settled(self.device.frame, settings.masked, SETTLE_GAP_S, settings.settle_s)
         height, width = settings.image_size
         self._last = Observation(task.instruction, screen.encode(frame, (height, width), settings.jpeg_quality))
         return self._last

@@ -42,36 +42,31 @@ def read_raw(data: bytes) -> np.ndarray:
     return np.frombuffer(data, np.uint8, offset=header).reshape(height, width, 4)[:, :, :3]
 
 
-class Mask:
-    """Parts of the screen that do not count, as [left, top, right, bottom] in shares."""
-
-    def __init__(self, parts: Sequence[Sequence[float]]) -> None:
-        self._parts = parts
-
-    def equal(self, one: np.ndarray, other: np.ndarray) -> bool:
-        """Whether two frames are equal outside the mask."""
-        if one.shape != other.shape:
-            return False
-        differs = (one != other).any(axis=2)
-        height, width = differs.shape
-        for left, top, right, bottom in self._parts:
-            rows, columns = (
-                slice(int(top * height), round(bottom * height)),
-                slice(int(left * width), round(right * width)),
-            )
-            differs[rows, columns] = False
-        return not differs.any()
+def equal(one: np.ndarray, other: np.ndarray, masked: Sequence[Sequence[float]]) -> bool:
+    """Whether two frames are equal outside of ``masked``: parts as [left, top, right, bottom] in shares."""
+    if one.shape != other.shape:
+        return False
+    differs = (one != other).any(axis=2)
+    height, width = differs.shape
+    for left, top, right, bottom in masked:
+        differs[int(top * height) : round(bottom * height), int(left * width) : round(right * width)] = False
+    return not differs.any()
 
 
-def settled(take: Callable[[], np.ndarray], mask: Mask, gap_s: float, limit_s: float) -> np.ndarray:
-    """The first frame that equals the one before it, taken at least ``gap_s`` later; the newest after ``limit_s``."""
+def settled(
+    take: Callable[[], np.ndarray], masked: Sequence[Sequence[float]], gap_s: float, limit_s: float
+) -> np.ndarray:
+    """The first frame that equals the one before it, taken at least ``gap_s`` later; the newest after ``limit_s``.
+
+    What changes in ``masked`` does not count; see ``equal``.
+    """
     deadline = time.monotonic() + limit_s
     taken_at, frame = time.monotonic(), take()
     while time.monotonic() < deadline:
         time.sleep(max(0.0, taken_at + gap_s - time.monotonic()))
         before, taken_at = frame, time.monotonic()
         frame = take()
-        if mask.equal(before, frame):
+        if equal(before, frame, masked):
             break
     return frame
 
