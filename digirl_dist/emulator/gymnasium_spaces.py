@@ -235,9 +235,7 @@ def _has_colours(shape: tuple[int, ...]) -> bool:
 def _frames(array: np.ndarray) -> list[np.ndarray]:
     """The pictures in an array of bytes, each [H, W] or [H, W, 3]."""
     match array.shape:
-        case (_, _):
-            return [array]
-        case (_, _, 3):
+        case (_, _) | (_, _, 3):
             return [array]
         case (_, _, 1):
             return [array[:, :, 0]]
