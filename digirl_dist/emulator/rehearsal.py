@@ -19,12 +19,12 @@ import numpy as np
 from PIL import Image
 
 from digirl_dist.emulator import DiscreteActions, EmulatorSpec
-from digirl_dist.errors import ActionError, EmulatorError, SettingsError
+from digirl_dist.errors import EmulatorError, SettingsError
 from digirl_dist.tasks import Task
 from digirl_dist.trajectory import Observation, Transition
 from digirl_dist.types import Json
 
-_ACTIONS = 4
+_ACTIONS = DiscreteActions(4)
 _SUCCESS_SHARE = 0.5
 _FAULTS_STREAM = 1
 _MOST_DEVIATIONS = 6.0
@@ -76,8 +76,7 @@ class RehearsalEmulator:
         return self._see(task.instruction)
 
     def step(self, action: Json) -> Transition:
-        if type(action) is not int or not 0 <= action < _ACTIONS:
-            raise ActionError(f"{action!r} is not an action: expected an int in [0, {_ACTIONS})")
+        _ACTIONS.check(action)
         self._suffer(float(self._faults.random()))
         self.sleep(self._draw(self.step_s, self.step_sigma) * self.slowness)
         right = action == self._right
@@ -98,7 +97,7 @@ class RehearsalEmulator:
         return median * math.exp(sigma * self._rng.standard_normal())
 
     def _see(self, text: str) -> Observation:
-        vector = self._rng.random(_ACTIONS, np.float32)
+        vector = self._rng.random(_ACTIONS.n, np.float32)
         self._right = int(np.argmax(vector))
         size = self.image_size
         return Observation(text, _noise(self._rng, size[0], size[1]) if size else None, vector)
@@ -138,7 +137,7 @@ def rehearsal_spec(image_size: Sequence[int], longest: int | None = None) -> Emu
     if len(image_size) not in (0, 2):
         raise SettingsError(f"emulator.image_size={list(image_size)} is not [height, width]")
     size = (image_size[0], image_size[1]) if image_size else None
-    return EmulatorSpec(DiscreteActions(_ACTIONS), _ACTIONS, size, longest=longest)
+    return EmulatorSpec(_ACTIONS, _ACTIONS.n, size, longest=longest)
 
 
 def rehearsal_tasks() -> list[Task]:
