@@ -38,7 +38,8 @@ class GenericPolicy(nn.Module):
         self._head = _head(self.feature_size, spec.actions)
 
     def act(self, observations: Sequence[Observation], rngs: Sequence[np.random.Generator]) -> list[Decision]:
-        parameters = self._head(self._encoder(self._inputs(observations, training=False))).double().cpu().numpy()
+        seen = self._encoder.inputs(observations, training=False)
+        parameters = self._head(self._encoder(seen)).double().cpu().numpy()
         return [self._head.sample(row, rng) for row, rng in zip(parameters, rngs, strict=True)]
 
     def log_prob(self, observations: Sequence[Observation], actions: Sequence[Json]) -> torch.Tensor:
@@ -61,15 +62,12 @@ class GenericPolicy(nn.Module):
         """Raises AgentError unless the actions are Discrete: others have densities, or several parts."""
         if not isinstance(self.spec.actions, DiscreteActions):
             raise AgentError("only Discrete actions have probabilities that can be listed")
-        rows = self._head(self._encoder(self._inputs(observations, training=False))).exp().tolist()
+        rows = self._head(self._encoder(self._encoder.inputs(observations, training=False))).exp().tolist()
         return [ActionProbabilities({str(action): share for action, share in enumerate(row)}) for row in rows]
 
     def inputs(self, observations: Sequence[Observation]) -> Inputs:
         """What it sees of B observations that it learns from."""
-        return self._inputs(observations, training=True)
-
-    def _inputs(self, observations: Sequence[Observation], training: bool) -> Inputs:
-        return self._encoder.inputs(observations, training)
+        return self._encoder.inputs(observations, training=True)
 
 
 @dataclass(frozen=True)
