@@ -80,10 +80,10 @@ class AnswerSampler:
         return not tokens or (tokens[-1] not in self._sampling.ends and len(tokens) < self._sampling.length)
 
 
-def padded(rows: Sequence[Sequence[int]], filler: int = 0) -> tuple[torch.Tensor, torch.Tensor]:
-    """B rows of tokens as one tensor [B, T], filled up on the right, and the mask [B, T] of what is theirs."""
+def padded(rows: Sequence[Sequence[int]]) -> tuple[torch.Tensor, torch.Tensor]:
+    """B rows of tokens as one tensor [B, T], filled up with 0 on the right, and the mask [B, T] of what is theirs."""
     width = max(map(len, rows))
-    tokens = torch.tensor([[*row, *[filler] * (width - len(row))] for row in rows], dtype=torch.long)
+    tokens = torch.tensor([[*row, *[0] * (width - len(row))] for row in rows], dtype=torch.long)
     mask = torch.tensor([[True] * len(row) + [False] * (width - len(row)) for row in rows], dtype=torch.bool)
     return tokens.reshape(len(rows), width), mask.reshape(len(rows), width)
 

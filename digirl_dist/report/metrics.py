@@ -163,17 +163,17 @@ def confidence(trajectories: Sequence[Trajectory]) -> Figures:
     return {"success_low": round(low, 4), "success_high": round(high, 4)}
 
 
-def wilson(successes: int, trials: int, z: float = _Z95) -> tuple[float, float]:
-    """Returns the lower and upper bound of a success probability, at 95 % by default; (0, 1) without trials.
+def wilson(successes: int, trials: int) -> tuple[float, float]:
+    """Returns the lower and upper bound of a success probability at 95 %; (0, 1) without trials.
 
     The score interval: E. B. Wilson, Probable inference, the law of succession, and statistical inference, Journal of
     the American Statistical Association 22 (1927), 209-212. Unlike the normal interval it remains valid near 0 and 1.
     """
     if trials == 0:
         return 0.0, 1.0
-    share, spread = successes / trials, z * z / trials
+    share, spread = successes / trials, _Z95 * _Z95 / trials
     centre = (share + spread / 2) / (1 + spread)
-    reach = z * math.sqrt((share * (1 - share) + spread / 4) / trials) / (1 + spread)
+    reach = _Z95 * math.sqrt((share * (1 - share) + spread / 4) / trials) / (1 + spread)
     return max(0.0, centre - reach), min(1.0, centre + reach)
 
 
