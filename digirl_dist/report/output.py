@@ -53,13 +53,11 @@ class Lines:
         self._told_at = time.monotonic() - _SILENT_S + _FIRST_S
         self._is_broken = False
         self._ended = threading.Event()
-        self._thread: threading.Thread | None = None
 
     def open(self, progress: Progress) -> None:
         if self._stream is None:
             return
-        self._thread = threading.Thread(target=self._watch, args=[progress], name="progress", daemon=True)
-        self._thread.start()
+        threading.Thread(target=self._watch, args=[progress], name="progress", daemon=True).start()
 
     def line(self, text: str, style: str = "") -> None:
         with self._lock:
