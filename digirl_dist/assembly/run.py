@@ -5,11 +5,8 @@ from __future__ import annotations
 import os
 import sys
 from contextlib import ExitStack
-from dataclasses import dataclass
-from pathlib import Path
 
 from digirl_dist import host
-from digirl_dist.agent import AgentFactory
 from digirl_dist.assembly import schedule, validate
 from digirl_dist.assembly.collector import RunContext, build_collector
 from digirl_dist.assembly.parts import (
@@ -21,7 +18,6 @@ from digirl_dist.assembly.parts import (
     run_root,
 )
 from digirl_dist.assembly.trainers import Learning
-from digirl_dist.emulator.plugins import Device
 from digirl_dist.host import Evaluator
 from digirl_dist.parallel.failure import telling
 from digirl_dist.parallel.rank import Rank, launched_rank
@@ -38,19 +34,6 @@ from digirl_dist.storage.disk_full import WaitForSpace
 from digirl_dist.storage.events import Events
 from digirl_dist.storage.run_folder import RunFolder
 from digirl_dist.storage.trajectory_store import Store
-
-
-@dataclass(frozen=True)
-class RunSpec:
-    """What the settings ask for, found and checked before anything is made."""
-
-    settings: Settings
-    source: configuration.Source | None
-    root: Path
-    """Of the run folder."""
-    ahead: int
-    device: Device
-    agent: AgentFactory
 
 
 def run(
@@ -83,34 +66,33 @@ def _run(settings: Settings, rank: Rank | None, source: configuration.Source | N
     device = build_device(settings, settings.emulator)
     agent = agent_plugin(settings).build(device.spec)
     refuse_devices(settings, rank)
-    root = run_root(settings)
-    Metrics(root / "metrics.jsonl")  # a damaged file is refused before anything is written
+    Metrics(run_root(settings) / "metrics.jsonl")  # a damaged file is refused before anything is written
     learning = Learning(settings, device, agent, rank, progress.status)
     if rank is None or rank.is_first:
-        _lead(RunSpec(settings, source, root, ahead, device, agent), learning, progress)
+        _lead(learning, source, ahead, progress)
     else:
         with telling(rank):
             learning.follow()
 
 
-def _lead(spec: RunSpec, learning: Learning, progress: Progress) -> None:
-    settings, status = spec.settings, progress.status
-    plan = schedule.plan(settings, spec.device.tasks)
+def _lead(learning: Learning, source: configuration.Source | None, ahead: int, progress: Progress) -> None:
+    settings, device, status = learning.settings, learning.device, progress.status
+    root, plan = run_root(settings), schedule.plan(settings, device.tasks)
     with ExitStack() as stack:
         config = conversion.as_mapping(settings)
-        changes = provenance.changes_of(spec.root, config)
+        changes = provenance.changes_of(root, config)
         text = configuration.to_yaml(settings)
-        folder = stack.enter_context(RunFolder(spec.root, text, keep=only_measures(settings)))
-        provenance.record_start(spec.root, changes)
+        folder = stack.enter_context(RunFolder(root, text, keep=only_measures(settings)))
+        provenance.record_start(root, changes)
         follow_verdicts(progress, settings)
-        events = folder.open_events((progress.listen, provenance.WorkerRecord(spec.root).listen))
+        events = folder.open_events((progress.listen, provenance.WorkerRecord(root).listen))
         stack.callback(events.close)
         record_start(settings, events)
         status.path = folder.root / "status.json"
         write_policy = WaitForSpace(events, status, settings.limits.full_disk_s, folder.refuse_if_gone)
         media = Media(folder.media, settings.media, events)
         log = followers(settings, folder, events)
-        report = Report(folder, events, progress, log, media, write_policy, spec.device.spec.steady)
+        report = Report(folder, events, progress, log, media, write_policy, device.spec.steady)
         stack.callback(report.close)  # after the next line, so that the page says how the run ended
         what = "the measurement" if only_measures(settings) else "the run"
         stack.enter_context(status.until_the_end_of(what, events))
@@ -123,9 +105,9 @@ def _lead(spec: RunSpec, learning: Learning, progress: Progress) -> None:
         store = Store(folder.trajectories, write_policy)
         status.host("prepare the workers")
         store.sweep()
-        shared = settings, spec.device, spec.agent, plan, folder, store, events, status
+        shared = settings, device, learning.agent, plan, folder, store, events, status
         version = measured.iteration if measured else None
-        collector = build_collector(RunContext(*shared, version, spec.source), stack)
+        collector = build_collector(RunContext(*shared, version, source), stack)
         stack.callback(status.host, "stop the workers")
         if measured:
             host.evaluate(collector, measured, store, plan, report, settings.eval_iterations)
@@ -133,7 +115,7 @@ def _lead(spec: RunSpec, learning: Learning, progress: Progress) -> None:
             every, last = settings.evaluation.every, settings.train_iterations
             test_plan = schedule.evaluation_plan(settings)
             evaluator = Evaluator(collector, test_plan, store, learning.checkpoints(write_policy), report, every, last)
-            host.train(collector, trainer, store, plan, evaluator, report, last, spec.ahead)
+            host.train(collector, trainer, store, plan, evaluator, report, last, ahead)
 
 
 def followers(settings: Settings, folder: RunFolder, events: Events) -> Followers:
