@@ -62,14 +62,14 @@ class Learning:
 
     def checkpoints(self, write_policy: WritePolicy | None = None) -> Checkpoints:
         settings = self.settings
-        found = Checkpoints(
+        return Checkpoints(
             run_root(settings) / "checkpoints",
             settings.save_freq,
             settings.keep_checkpoints,
             in_use=settings.ahead,
+            write_policy=write_policy,
             policy=describe_policy(settings, self.device.spec),
         )
-        return found if write_policy is None else found.with_write_policy(write_policy)
 
     def trainer(self, stack: ExitStack, write_policy: WritePolicy) -> Trainer:
         """Returns the trainer of the host; ``stack`` leaves the other ranks at the end."""

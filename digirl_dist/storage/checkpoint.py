@@ -214,10 +214,6 @@ class Checkpoints:
         self._write_policy = write_policy or FailFast()
         self._policy = dict(policy or {})
 
-    def with_write_policy(self, write_policy: WritePolicy) -> Checkpoints:
-        """Returns the same checkpoints with another write policy."""
-        return Checkpoints(self.root, self._keep_every, self._keep, self._in_use, write_policy, self._policy)
-
     def newest(self) -> Checkpoint | None:
         iterations = self.iterations()
         return self.open(iterations[-1]) if iterations else None
