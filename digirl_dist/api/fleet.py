@@ -402,7 +402,7 @@ class Fleet(Closeable):
             policy.settings = act.settings  # its emulators show texts as agent=endpoint reads them
         return policy
 
-    def _start(self, policy: Policy) -> OpenFleet:
+    def _start(self, policy: Policy) -> None:
         from digirl_dist.assembly.collector import open_fleet
         from digirl_dist.assembly.parts import build_device
         from digirl_dist.assembly.validate import Command, refuse_before_start
@@ -426,7 +426,6 @@ class Fleet(Closeable):
             self._stack.callback(self._rollouts.close)
             self._rollouts.stream.acknowledge(self._acknowledged)
             self._acknowledged = []
-        return self._started
 
     def _checkpoint(self, policy: Policy, wanted: int | None = None, changes: bool = False) -> Checkpoint:
         """The policy as it is now, under the version that is ``wanted``, or the number of policies before it."""
