@@ -78,7 +78,7 @@ class OutputFolder:
     def begin(self, job: EvalJob, rank: Rank) -> None:
         """Notes what the job is before it runs. Raises EvalJobsError if another job of its name was begun here."""
         if self.read(job) is None:
-            self.write(job, JobResult(job.name, MISSING, rank.rank, job.seed))
+            self.write(job, _missing(job, rank.rank))
 
     def read(self, job: EvalJob) -> JobResult | None:
         """Returns a job's result, if there is one. Raises EvalJobsError if the file belongs to another job."""
