@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import io
 from collections.abc import Iterator
+from contextlib import contextmanager
 
 from PIL import Image, ImageDraw
 
@@ -30,9 +31,7 @@ def embed(image: bytes) -> str:
     The bytes come from a worker, so only PNG and JPEG no larger than a screen are decoded.
     """
     try:
-        with Image.open(io.BytesIO(image), formats=SHOWN_FORMATS) as opened:
-            if not is_screen(opened):
-                return ""
+        with _screenshot(image) as opened:
             opened.load()
             if len(image) <= _MAX_BYTES and opened.height <= _MAX_HEIGHT:
                 return _uri(image, Image.MIME[opened.format or "PNG"])
@@ -43,16 +42,18 @@ def embed(image: bytes) -> str:
 
 def decoded(image: bytes) -> Image.Image:
     """Decodes a screenshot to RGB. It comes from a worker, so anything larger than a screen raises ValueError."""
-    with Image.open(io.BytesIO(image), formats=SHOWN_FORMATS) as opened:
-        if not is_screen(opened):
-            raise ValueError(f"an image of {opened.width} x {opened.height} pixels is no screenshot")
+    with _screenshot(image) as opened:
         frame: Image.Image = opened.convert("RGB")
         return frame
 
 
-def is_screen(opened: Image.Image) -> bool:
-    """Returns whether an image, not decoded yet, is no larger than a screen."""
-    return opened.width * opened.height <= _MAX_PIXELS
+@contextmanager
+def _screenshot(image: bytes) -> Iterator[Image.Image]:
+    """Opens an image without decoding it; anything but PNG and JPEG no larger than a screen raises ``UNREADABLE``."""
+    with Image.open(io.BytesIO(image), formats=SHOWN_FORMATS) as opened:
+        if opened.width * opened.height > _MAX_PIXELS:
+            raise ValueError(f"an image of {opened.width} x {opened.height} pixels is no screenshot")
+        yield opened
 
 
 def _scaled_down(opened: Image.Image) -> str:
@@ -70,8 +71,8 @@ def _uri(encoded: bytes, mime: str) -> str:
 def screenshot(image: bytes | None) -> tuple[bytes, str] | None:
     """Returns PNG or JPEG bytes as they are, with their MIME type; None for anything else that a worker may send."""
     try:
-        with Image.open(io.BytesIO(image or b""), formats=SHOWN_FORMATS) as opened:
-            return (image or b"", Image.MIME[opened.format or "PNG"]) if is_screen(opened) else None
+        with _screenshot(image or b"") as opened:
+            return image or b"", Image.MIME[opened.format or "PNG"]
     except UNREADABLE:
         return None
 
