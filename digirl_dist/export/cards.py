@@ -35,7 +35,7 @@ def dataset_card(source: Source, tally: Tally, rows: int) -> str:
         about,
         f"# {inert(source.name)}",
         f"{episodes:,} episodes, {rows:,} steps, collected by "
-        f"{inert(_name(source, 'agent'))} on {inert(_name(source, 'emulator'))}. One row is one step: what was seen "
+        f"{inert(source.chosen('agent'))} on {inert(source.chosen('emulator'))}. One row is one step: what was seen "
         "(`text`, `image`, `vector`), the `action` as JSON, its `log_prob` under the policy that acted, and the "
         "`reward`; `final_…` is what was seen after the last step, in that row alone.",
         "## Tasks",
@@ -60,8 +60,8 @@ def model_card(source: Source, version: int) -> str:
     return _card(
         about,
         f"# {inert(source.name)}",
-        f"The policy after {version} updates: {inert(_name(source, 'agent'))}, trained on "
-        f"{inert(_name(source, 'emulator'))} by {inert(source.config.get('train_algorithm'))}. "
+        f"The policy after {version} updates: {inert(source.chosen('agent'))}, trained on "
+        f"{inert(source.chosen('emulator'))} by {inert(source.config.get('train_algorithm'))}. "
         f"In the training episodes nearest to it: {measured or 'no figures'}.",
         "## Use",
         "```python\nfrom huggingface_hub import snapshot_download\nfrom digirl_dist import Policy\n\n"
@@ -109,8 +109,3 @@ def _provenance(source: Source) -> list[str]:
 def _table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     lines = [head, ["---"] * len(head), *rows]
     return "\n".join(f"| {' | '.join(line)} |" for line in lines)
-
-
-def _name(source: Source, group: str) -> Json:
-    part = source.config.get(group)
-    return part.get("name") if isinstance(part, Mapping) else part

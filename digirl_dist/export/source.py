@@ -52,6 +52,11 @@ class Source:
     def run_id(self) -> str:
         return run_id_of(self.folder) or self.name
 
+    def chosen(self, group: str) -> Json:
+        """Returns the name of the option that was chosen in a group of settings."""
+        part = self.config.get(group)
+        return part.get("name") if isinstance(part, Mapping) else part
+
     def figures(self) -> list[dict[str, Json]]:
         """Returns the figures of each iteration."""
         return lines_of(self.folder / "metrics.jsonl")
