@@ -22,6 +22,7 @@ from matplotlib.figure import Figure
 from benchmarks.results.plan import Run, Series
 from benchmarks.results.reading import Curve, read
 from benchmarks.results.reasons import REASONS
+from benchmarks.results.running import started
 from digirl_dist.emulator.miniwob import miniwob_tasks
 
 _ROOT = Path(__file__).resolve().parents[2]
@@ -127,10 +128,7 @@ def _make(runs: Sequence[Run], processes: int, lines: Path) -> int:
 
 def _started(run: Run) -> subprocess.Popen[bytes]:
     print(f"{time.strftime('%H:%M:%S')} {run.series.name}, seed {run.seed}", flush=True)
-    run.folder.mkdir(parents=True, exist_ok=True)
-    command = [sys.executable, "run.py", "--config-path", "config/multimachine", "--config-name", "host"]
-    with open(run.folder / "output.log", "a") as output:
-        return subprocess.Popen([*command, *run.overrides()], cwd=_ROOT, stdout=output, stderr=subprocess.STDOUT)
+    return started(run.folder, "host", run.overrides())
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:

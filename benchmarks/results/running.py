@@ -37,11 +37,15 @@ def _finished(run: Run) -> bool:
 
 
 def _made(folder: Path, config: str, overrides: Sequence[str]) -> bool:
+    status = started(folder, config, overrides).wait()
+    if status:
+        print(f"   failed with status {status}; {folder / 'output.log'} says why", file=sys.stderr)
+    return status == 0
+
+
+def started(folder: Path, config: str, overrides: Sequence[str]) -> subprocess.Popen[bytes]:
+    """Starts a run whose output goes to ``output.log`` in its folder."""
     folder.mkdir(parents=True, exist_ok=True)
-    log = folder / "output.log"
     command = [sys.executable, "run.py", "--config-path", "config/multimachine", "--config-name", config]
-    with open(log, "a") as output:
-        done = subprocess.run([*command, *overrides], cwd=_ROOT, stdout=output, stderr=subprocess.STDOUT)
-    if done.returncode:
-        print(f"   failed with status {done.returncode}; {log} says why", file=sys.stderr)
-    return done.returncode == 0
+    with open(folder / "output.log", "a") as output:
+        return subprocess.Popen([*command, *overrides], cwd=_ROOT, stdout=output, stderr=subprocess.STDOUT)
