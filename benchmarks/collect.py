@@ -16,7 +16,7 @@ from statistics import mean
 from benchmarks.baselines.digirl import DigiRL
 from benchmarks.baselines.distrl import DistRL
 from benchmarks.measure import measure, sized, waiting_for
-from benchmarks.stage import Machine, Stage, median, nominal_s, queue_s, rounded, show, stage, tickets
+from benchmarks.stage import Machine, Stage, median_ratio, nominal_s, queue_s, rounded, show, stage, tickets
 from digirl_dist.settings import LimitSettings, RehearsalSettings
 
 SCALE = sized(0.1, 0.005)
@@ -63,7 +63,7 @@ def main() -> None:
     values = {
         "vs_digirl": (mean(seconds["digirl"]) / mean(seconds["ours"]), ">=5"),
         "vs_distrl": (mean(seconds["distrl"]) / mean(seconds["streamed"]), ">=2.5"),
-        "vs_light_no_faults": (_of_pairs(seconds["light"], seconds["smooth"]), ">=2.3"),
+        "vs_light_no_faults": (median_ratio(seconds["light"], seconds["smooth"]), ">=2.3"),
     }
     detail = {f"{name}_s": rounded(each) for name, each in seconds.items()}
     queue = [_queue_s(number) for number in range(1, ROUNDS + 1)]
@@ -74,7 +74,7 @@ def main() -> None:
         [
             mean(seconds["digirl"]) / mean(queue),
             mean(seconds["distrl"]) / mean(busy),
-            _of_pairs(seconds["light"], queue),
+            median_ratio(seconds["light"], queue),
         ]
     )
     detail["vs_distrl_not_streamed"] = rounded([mean(seconds["distrl"]) / mean(seconds["ours"])])
@@ -94,10 +94,6 @@ def _queue_s(iteration: int) -> float:
 def _busy_s(iteration: int) -> float:
     """Returns the seconds of all episodes without hangs, if every slot acts until the last of them ends."""
     return sum(nominal_s(DEVICE, each) for each in tickets(iteration, TICKETS)) / (WORKERS * SLOTS)
-
-
-def _of_pairs(theirs: list[float], ours: list[float]) -> float:
-    return median([one / other for one, other in zip(theirs, ours, strict=True)])
 
 
 def _machines(here: Stage, faults: Path | None) -> list[Machine]:

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from benchmarks.baselines import shell
 from benchmarks.measure import measure, sized, waiting_for
-from benchmarks.stage import Machine, Stage, median, rounded, show, stage, tickets
+from benchmarks.stage import Machine, Stage, median, median_ratio, rounded, show, stage, tickets
 from digirl_dist.emulator.episode_guard import EpisodeGuard
 from digirl_dist.emulator.rehearsal import RehearsalEmulator
 from digirl_dist.fleet.ledger import Ledger, Shares
@@ -49,7 +49,7 @@ def main() -> None:
                 ours.append(_pull(address, away, episodes, Store(into)))
                 best.append(_scp(address, away, into, *warm))
         arrivals = _arrivals(here)
-    values = {"vs_scp": (_ratio(theirs, ours), ">=1.2"), "first_episode_s": (max(arrivals), "<=1")}
+    values = {"vs_scp": (median_ratio(theirs, ours), ">=1.2"), "first_episode_s": (max(arrivals), "<=1")}
     size = sum(manifest.size for _, manifest in episodes)
     show(
         "pull",
@@ -57,7 +57,7 @@ def main() -> None:
         {
             "ours_s": rounded(ours),
             "scp_s": rounded(theirs),
-            "vs_scp_at_its_best": round(_ratio(best, ours), 4),
+            "vs_scp_at_its_best": round(median_ratio(best, ours), 4),
             "megabytes": round(size / 1e6, 1),
             "first_episode_median_s": round(median(arrivals), 4),
             "episodes_timed": len(arrivals),
@@ -88,10 +88,6 @@ def _episode(folder: Path, ticket: Ticket) -> EpisodeManifest:
     return EpisodeManifest(
         "bench", ticket.key, ticket.attempt, ticket.policy_version, name, size, digest, 0, 0.0, 0.0, {}
     )
-
-
-def _ratio(theirs: Sequence[float], ours: Sequence[float]) -> float:
-    return median([one / other for one, other in zip(theirs, ours, strict=True)])
 
 
 def _scp(address: Address, source: Path, target: Path, *options: str) -> float:

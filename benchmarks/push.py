@@ -21,7 +21,7 @@ import torch
 
 from benchmarks.baselines import shell
 from benchmarks.measure import measure, sized, waiting_for
-from benchmarks.stage import Machine, Ours, Stage, Tiny, Values, median, rounded, show, sshd, stage
+from benchmarks.stage import Machine, Ours, Stage, Tiny, Values, change_all, median, rounded, show, sshd, stage
 from digirl_dist.settings import LimitSettings, PushDtype, RehearsalSettings
 from digirl_dist.ssh.connection import Address
 
@@ -55,7 +55,7 @@ def _full_and_partial(here: Stage) -> tuple[Values, dict[str, object]]:
     ours.warm_up()
     version, pushes, copies, ratios = 1, [], [], []
     for _ in range(PAIRS):
-        checkpoint = ours.checkpoint(version, _change_all)
+        checkpoint = ours.checkpoint(version, change_all)
         copies.append(_scp_parallel(checkpoint.folder / "policy.safetensors", addresses, here.folder))
         pushes.append(ours.push(checkpoint)[0])
         ratios.append(copies[-1] / pushes[-1])
@@ -94,7 +94,7 @@ def _limited_copies(here: Stage, addresses: list[Address]) -> tuple[list[float],
         ours.warm_up()
         pushes, copies = [], []
         for version in range(1, LIMITED_PAIRS + 1):
-            checkpoint = ours.checkpoint(version, _change_all)
+            checkpoint = ours.checkpoint(version, change_all)
             started = time.monotonic()
             for address in addresses:
                 with waiting_for(f"scp to {address.name}"):
@@ -119,11 +119,6 @@ def _deltas(here: Stage, addresses: list[Address]) -> tuple[float, dict[str, obj
     whole = LIMITED_WEIGHT[0] * LIMITED_WEIGHT[1] * 2 * WORKERS
     told: dict[str, object] = {"bfloat16_s": round(whole_s, 3), "delta_s": rounded(seconds), "delta_bytes": sent}
     return median(sent) / whole, told
-
-
-def _change_all(policy: Tiny) -> None:
-    for tensor in policy.ballast:
-        tensor.normal_()
 
 
 def _as_if_trained(policy: Tiny) -> None:

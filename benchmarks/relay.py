@@ -16,7 +16,7 @@ from pathlib import Path
 import torch
 
 from benchmarks.measure import MINIATURE, measure, sized
-from benchmarks.stage import Machine, Ours, Stage, Tiny, median, rounded, show, sshd, stage
+from benchmarks.stage import Machine, Ours, Stage, change_all, median, rounded, show, sshd, stage
 from digirl_dist.fleet.relay import Relays
 from digirl_dist.settings import LimitSettings, RehearsalSettings
 from digirl_dist.ssh.connection import Address
@@ -63,12 +63,7 @@ def _ours(here: Stage, name: str, addresses: Sequence[Address], relays: Relays |
 
 def _push(ours: Ours, version: int) -> float:
     """Seconds for a policy of which no tensor is there yet."""
-    return ours.push(ours.checkpoint(version, _change_all))[0]
-
-
-def _change_all(policy: Tiny) -> None:
-    for tensor in policy.ballast:
-        tensor.normal_()
+    return ours.push(ours.checkpoint(version, change_all))[0]
 
 
 @contextmanager

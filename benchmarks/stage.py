@@ -80,6 +80,12 @@ class Tiny(nn.Module):
         return torch.tensor(np.stack([seen.vector for seen in observations if seen.vector is not None]))
 
 
+def change_all(policy: Tiny) -> None:
+    """Gives every tensor beside the policy's own other numbers."""
+    for tensor in policy.ballast:
+        tensor.normal_()
+
+
 @dataclass(frozen=True)
 class Machine:
     """A worker machine, which here is an SSH server on loopback (or in a network namespace)."""
@@ -293,6 +299,11 @@ def queue_s(nominal: Sequence[float], slowness: Sequence[float], left: int = 0) 
 
 def median(numbers: Sequence[float]) -> float:
     return float(statistics.median(numbers))
+
+
+def median_ratio(theirs: Sequence[float], ours: Sequence[float]) -> float:
+    """Of pairs that were measured one after the other."""
+    return median([one / other for one, other in zip(theirs, ours, strict=True)])
 
 
 def show(figure: str, values: Values, detail: dict[str, Any]) -> None:
