@@ -88,7 +88,7 @@ def bf16(name: str, device: str, folder: Path) -> Figures:
 
     def pass_back(autocast: bool) -> None:
         with torch.autocast(device.partition(":")[0], torch.bfloat16, enabled=autocast):
-            agent.log_prob(seen, actions).sum().backward()
+            _pass_back(agent, seen, actions)
 
     apart = _apart(exact, rounded)
     speedup = _seconds(partial(pass_back, False), device) / _seconds(partial(pass_back, True), device)
@@ -103,10 +103,7 @@ def compiled(name: str, device: str, folder: Path) -> Figures:
     found = subject(name, folder, _is_cuda(device))
     agent = found.made(device)
     seen, actions, _ = actions_of(episodes(agent, found, 8))
-
-    def pass_back() -> None:
-        agent.log_prob(seen, actions).sum().backward()
-
+    pass_back = partial(_pass_back, agent, seen, actions)
     with torch.no_grad():
         before = agent.log_prob(seen, actions)
     eager_s = _seconds(pass_back, device)
