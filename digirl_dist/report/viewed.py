@@ -78,12 +78,16 @@ class ViewedRun:
         """The folder may be deleted, and another run begin in it, while it is viewed."""
         self._recent: OrderedDict[str, Trajectory] = OrderedDict()
 
-    def follow(self, everything: bool = False) -> None:
-        """Reads what has been added to the folder, of many files a part of them; all of it if another run is there."""
+    def follow(self, everything: bool = False) -> int:
+        """Reads what has been added to the folder, of many files a part of them; all of it if another run is there.
+
+        Returns how many files remain to be read.
+        """
         with self._lock:
             if (now := run_id_of(self.folder)) not in ("", self._id):
                 self.index, self._recent, self._id = EpisodeIndex(self.folder), OrderedDict(), now
             self._unread = self.index.refresh(None if everything else _FILES_AT_ONCE)
+            return self._unread
 
     def progress(self) -> dict[str, Json]:
         """Returns what changes while the run goes on: a page asks for the rest when this does."""
@@ -96,7 +100,7 @@ class ViewedRun:
             "unread": self._unread,
             "metrics": size,
             "id": self._id,
-            "gone": not (self.folder / "config.yaml").exists(),
+            "gone": not os.path.exists(self.folder / "config.yaml"),  # Path's own raises where looking is refused
             "state": stands.state,
             "words": _short(str(stands), _LONGEST),
             "since": None if since is None else int(since),

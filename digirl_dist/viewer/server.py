@@ -144,10 +144,10 @@ class Pages:
         self._asked.wait(_FIRST_S)  # the page comes first
         while not self.closing.is_set():
             began = time.monotonic()
+            unread = 0
             for run in self._runs.values():
                 with suppress(OSError):  # of folders that are moved or deleted meanwhile
-                    run.follow()
-            unread = any(run.progress()["unread"] for run in self._runs.values())
+                    unread += run.follow()
             took = time.monotonic() - began
             self.closing.wait(took if unread else max(_LOOK_S, 5 * took))
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import json
+import os
 import re
 import shutil
 import subprocess
@@ -278,6 +279,22 @@ def test_a_run_that_is_deleted_and_made_again_while_it_is_viewed(folder: Path, t
     viewed.follow(everything=True)
     now = viewed.progress()
     assert (known["id"], now["id"]) == ("first", "second") and now["episodes"] == known["episodes"] - 6
+
+
+def test_a_folder_that_may_not_be_looked_at_for_a_while_ends_no_thread_that_follows_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    viewed, stat = ViewedRun(make_run(tmp_path / "run", iterations=1)), os.stat
+
+    def refused(path: Any, **more: Any) -> os.stat_result:
+        if str(path).endswith("config.yaml"):
+            raise PermissionError(errno.EACCES, "Permission denied", str(path))
+        return stat(path, **more)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(os, "stat", refused)
+        assert viewed.progress()["gone"]
+    assert not viewed.progress()["gone"] and viewed.follow() == 0 and len(viewed.index) == 6
 
 
 def test_an_episode_that_is_refused_while_the_run_is_viewed_leaves_the_others_theirs(tmp_path: Path) -> None:
