@@ -43,7 +43,8 @@ def regrade(folder: Path, settings: Settings, name: str, progress: Progress) -> 
         rows = index.table().select(["key", "success"]).to_pylist()
         open_rows = [row for row, one in enumerate(rows) if one["key"] not in file.known]
         judged = _judge_all(judge, index, open_rows, file, progress)
-        scores = [{**file.known, **judged}[one["key"]].score for one in rows]
+        given = file.known | judged
+        scores = [given[one["key"]].score for one in rows]
     before, after = sum(one["success"] for one in rows), sum(score >= 1 for score in scores)
     told = f"{file.path}: {len(judged)} episodes judged, {len(rows) - len(judged)} were before"
     return f"{told}; success {after / len(rows):.2f}, was {before / len(rows):.2f}" if rows else told

@@ -7,8 +7,9 @@ import json
 import pickle
 import shutil
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pyarrow.parquet as pq
 import pytest
@@ -66,6 +67,29 @@ def test_each_episode_is_judged_once_whatever_ends_it_and_the_old_verdicts_stay(
     chosen = run.episodes(verdicts="predicate")
     assert chosen.table["success"].to_pylist() == [key[-1] in "135" for key in keys]
     assert [one.reward for one in chosen] == chosen.table["reward"].to_pylist()
+
+
+class Counted(dict[str, Any]):
+    """Notes how often all of it is gone through."""
+
+    times = 0
+
+    def __iter__(self) -> Iterator[str]:
+        return super().__iter__()
+
+    def keys(self) -> Any:
+        Counted.times += 1
+        return super().keys()
+
+
+def test_verdicts_that_were_there_are_gone_through_once_and_not_for_each_episode(
+    regrade: Regrade, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder, read = make_run(tmp_path / "run", iterations=1), verdicts.read
+    assert regrade(folder, "predicate=user_classes:half")[0] == 0
+    monkeypatch.setattr(verdicts, "read", lambda *where: Counted(read(*where)))
+    assert regrade(folder, "predicate=user_classes:half")[1].startswith(f"{folder / 'verdicts/predicate.jsonl'}: 0 ep")
+    assert Counted.times <= 1
 
 
 def test_a_grade_between_is_the_reward_and_no_success(regrade: Regrade, tmp_path: Path) -> None:
