@@ -25,7 +25,7 @@ from digirl_dist.api.endpoint import Endpoint, Endpoints
 from digirl_dist.api.episodes import Episode, Episodes, html_table
 from digirl_dist.api.rollouts import Act, FunctionAgent, Group, Rollouts
 from digirl_dist.api.training import compose
-from digirl_dist.collect.leases import Lost
+from digirl_dist.collect.leases import LeaseLedger, Lost
 from digirl_dist.collect.stream import Request, Rollout
 from digirl_dist.errors import IncompleteError, SettingsError
 from digirl_dist.plain_text import nearest
@@ -475,8 +475,6 @@ class Fleet(Closeable):
     @staticmethod
     def _first_round(folder: Path) -> int:
         """After all that an earlier fleet began in the folder, also if it was killed and its workers live on."""
-        from digirl_dist.collect.leases import LeaseLedger
-
         trajectories = folder / "trajectories"
         paths = [*trajectories.glob("[0-9]*.parquet"), *trajectories.glob(".landing/[0-9]*")]
         leased = [grant.key.iteration for grant in LeaseLedger(folder / "leases.jsonl").known()]

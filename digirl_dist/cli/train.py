@@ -28,7 +28,7 @@ from digirl_dist.cli.shared import (
 from digirl_dist.errors import SettingsError
 from digirl_dist.exit_status import end_by_signals_as_by_ctrl_c, interruptions_wait
 from digirl_dist.parallel.rank import Rank, launched_rank
-from digirl_dist.plain_text import printable, without_secrets_in
+from digirl_dist.plain_text import nearest, printable, without_secrets_in
 from digirl_dist.report.output import shown
 from digirl_dist.settings.keys import quoted
 from digirl_dist.settings.paths import expanded
@@ -227,9 +227,7 @@ def _migrate(options: argparse.Namespace) -> int:
     used; comments name such keys (docs/digirl.md).
     """
     with shown("read the configuration", sys.stderr):
-        from digirl_dist.plain_text import nearest
         from digirl_dist.settings import configuration, digirl_files
-        from digirl_dist.settings.places import own_folder
         from digirl_dist.settings.safe_yaml import read_yaml
 
         file = options.file.resolve()
