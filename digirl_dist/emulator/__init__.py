@@ -68,13 +68,6 @@ class LabelledEmulator(Emulator, Protocol):
         """Returns what is on the screen that the latest observation shows."""
 
 
-class SolvedEmulator(Emulator, Protocol):
-    """An emulator that knows the way to its goals, which ``digirl-dist doctor --tasks`` follows."""
-
-    def oracle(self) -> Json:
-        """Returns the action that leads on from the latest observation."""
-
-
 @dataclass(frozen=True)
 class DeviceActions:
     """Touch-screen actions, see ``emulator/touch_actions.py``."""
