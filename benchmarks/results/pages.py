@@ -23,6 +23,7 @@ from benchmarks.results.plan import Run, Series
 from benchmarks.results.reading import Curve, read
 from benchmarks.results.reasons import REASONS
 from benchmarks.results.running import started
+from digirl_dist.child_process import reap
 from digirl_dist.emulator.miniwob import miniwob_tasks
 
 _ROOT = Path(__file__).resolve().parents[2]
@@ -116,28 +117,21 @@ def _make(runs: Sequence[Run], processes: int, lines: Path) -> int:
             for run, process in list(running.items()):
                 curve = read(run)
                 if curve is not None and ended_at(curve.success) is not None:
-                    _end(process)
+                    process.terminate()
+                    reap(process, _END_LIMIT_S)
                 if process.poll() is not None:
                     del running[run]
                     failed += not _noted(run, curve, lines)
     finally:
         for process in running.values():
-            _end(process)
+            process.terminate()
+            reap(process, _END_LIMIT_S)
     return failed
 
 
 def _started(run: Run) -> subprocess.Popen[bytes]:
     print(f"{time.strftime('%H:%M:%S')} {run.series.name}, seed {run.seed}", flush=True)
     return started(run.folder, "host", run.overrides())
-
-
-def _end(process: subprocess.Popen[bytes]) -> None:
-    process.terminate()
-    try:
-        process.wait(_END_LIMIT_S)
-    except subprocess.TimeoutExpired:
-        process.kill()
-        process.wait()
 
 
 def _noted(run: Run, curve: Curve | None, lines: Path) -> bool:
