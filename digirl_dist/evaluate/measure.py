@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 import random
 from collections.abc import Iterator
@@ -17,8 +16,7 @@ from digirl_dist.assembly import run
 from digirl_dist.evaluate.jobs import EvalJob
 from digirl_dist.report.metrics import results
 from digirl_dist.report.output import shown
-from digirl_dist.settings import regular_file
-from digirl_dist.storage import parquet
+from digirl_dist.storage import json_lines, parquet
 from digirl_dist.storage.trajectory_store import Store
 from digirl_dist.tasks import Round
 from digirl_dist.trajectory import Trajectory
@@ -102,6 +100,6 @@ def _until(episodes: list[Trajectory], num_steps: int | None) -> list[Trajectory
 
 def _set_aside(folder: Path) -> list[str]:
     """Returns why tickets of the run were set aside."""
-    events = map(json.loads, regular_file.content(folder / "events.jsonl").splitlines())
+    events = json_lines.read(folder / "events.jsonl")
     aside = [event for event in events if event["event"] == "ticket_set_aside"]
     return list(dict.fromkeys(f"episode {event['ticket']}: {event['reason']}" for event in aside))

@@ -224,6 +224,16 @@ def test_a_job_keeps_the_episodes_that_finished(tmp_path: Path, capsys: pytest.C
     assert f"odd is incomplete: {told}" in capsys.readouterr().err
 
 
+@pytest.mark.component
+def test_a_job_of_many_episodes_tells_which_were_set_aside(tmp_path: Path) -> None:
+    from digirl_dist.evaluate.measure import _set_aside
+
+    aside, usual = {"event": "ticket_set_aside", "ticket": 3, "reason": "it hangs"}, {"event": "episode", "ticket": 4}
+    lines = [json.dumps(aside), *[json.dumps({**usual, "worker": "w" * 300})] * 27_000]
+    (tmp_path / "events.jsonl").write_text("\n".join(lines) + "\n")
+    assert _set_aside(tmp_path) == ["episode 3: it hangs"]
+
+
 def test_d4_with_continue_on_error_the_rest_run_and_the_ranks_fail_all_the_same(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
