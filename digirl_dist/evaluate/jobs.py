@@ -123,8 +123,8 @@ def read_jobs(path: Path) -> JobList:
         content = {"jobs": content}
     if not isinstance(content, dict) or not isinstance(content.get("jobs"), list) or not content["jobs"]:
         raise EvalJobsError(f'{path} holds no jobs; it must read {{"jobs": [{{"name": …, "num_episodes": …}}, …]}}')
-    if unknown := set(content) - {"jobs", "device"}:
-        raise EvalJobsError(f"{path} has the unknown key {sorted(unknown)[0]!r}; there are device and jobs")
+    if unknown := [key for key in content if key not in ("jobs", "device")]:
+        raise EvalJobsError(f"{path} has the unknown key {unknown[0]!r}; there are device and jobs")
     jobs = [_job(entry, f"job {index} of {path}") for index, entry in enumerate(content["jobs"])]
     _refuse_repeated_names(jobs, path)
     return JobList(jobs, str(content.get("device", AUTO)))

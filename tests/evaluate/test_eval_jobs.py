@@ -365,6 +365,14 @@ def test_d8_wrong_jobs_are_refused_by_name_and_key(tmp_path: Path, wrong: dict[s
 
 
 @pytest.mark.unit
+def test_d8_unknown_keys_of_a_list_are_refused_also_if_one_is_no_text(tmp_path: Path) -> None:
+    path = tmp_path / "jobs.yaml"
+    path.write_text("1: a\nother: b\njobs: [{name: x, num_episodes: 1}]\n")
+    with pytest.raises(EvalJobsError, match="has the unknown key 1; there are device and jobs"):
+        read_jobs(path)
+
+
+@pytest.mark.unit
 def test_a_result_is_that_of_a_checkpoint_and_not_of_whatever_its_run_has_later(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
