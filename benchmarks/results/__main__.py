@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from benchmarks.results import page
-from benchmarks.results.plan import groups, runs_of, shortened
+from benchmarks.results.plan import groups, numbers, runs_of, shortened
 from benchmarks.results.reading import found
 from benchmarks.results.running import finish
 
@@ -41,7 +41,7 @@ def _options(argv: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="script/results", description=__doc__)
     names = [group.name for group in groups(Path())]
     parser.add_argument("--only", action="append", choices=names, help="make the runs of this group; may be repeated")
-    parser.add_argument("--seeds", type=_numbers, default=[0, 1, 2], help="for example 0,1,2")
+    parser.add_argument("--seeds", type=numbers, default=[0, 1, 2], help="for example 0,1,2")
     parser.add_argument("--processes", type=int, default=1, help="runs at a time")
     parser.add_argument("--quick", action="store_true", help="four small iterations of each: does everything run?")
     parser.add_argument("--page", action="store_true", help="make no runs, write the page from those that there are")
@@ -49,10 +49,6 @@ def _options(argv: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--note", default="", help="a sentence for the page: what else ran on the machine, say")
     parser.add_argument("--out", type=Path, default=_ROOT / "docs" / "reference", help="where results.md goes")
     return parser.parse_args(argv)
-
-
-def _numbers(text: str) -> list[int]:
-    return [int(word) for word in text.split(",")]
 
 
 if __name__ == "__main__":

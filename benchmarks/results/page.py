@@ -86,8 +86,13 @@ def table(section: Section) -> str:
     names = ["run", "seeds", "episodes", "start", "end", "mean", "minutes", "date", "commit"]
     if any(found.series.measured for found in section.found):
         names += ["tasks solved", "training wording", "test split"]
+    return markdown(names, [_cells(found) for found in section.found if found.curves])
+
+
+def markdown(names: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """A table with these names above its columns."""
     head = f"| {' | '.join(names)} |\n" + "| --- " * len(names) + "|\n"
-    return head + "".join(_line(found) for found in section.found if found.curves)
+    return head + "".join(f"| {' | '.join(row)} |\n" for row in rows)
 
 
 def draw(section: Section, path: Path) -> bool:
@@ -116,16 +121,16 @@ def _draw_curve(axis: Axes, found: Found) -> None:
     axis.grid(alpha=0.3)
 
 
-def _line(found: Found) -> str:
+def _cells(found: Found) -> list[str]:
     curves = list(found.curves.values())
     seeds = ", ".join(str(seed) for seed in sorted(found.curves))
-    rates = " | ".join(_spread([getattr(curve, what) for curve in curves]) for what in ("start", "end", "mean"))
+    rates = [_spread([getattr(curve, what) for curve in curves]) for what in ("start", "end", "mean")]
     minutes = statistics.fmean(curve.seconds for curve in curves) / 60
     commits = ", ".join(dict.fromkeys(curve.commit for curve in curves))
-    cells = [found.series.name, seeds, str(curves[0].episodes), rates, f"{minutes:.1f}", _days(curves), commits]
+    cells = [found.series.name, seeds, str(curves[0].episodes), *rates, f"{minutes:.1f}", _days(curves), commits]
     if found.series.measured:
         cells += [" ".join(str(curve.solved) for curve in curves), *(_of_each(curves, split) for split in SPLITS)]
-    return f"| {' | '.join(cells)} |\n"
+    return cells
 
 
 def _of_each(curves: Sequence[Curve], split: str) -> str:

@@ -19,7 +19,8 @@ from typing import Any
 
 from matplotlib.figure import Figure
 
-from benchmarks.results.plan import Run, Series
+from benchmarks.results.page import markdown
+from benchmarks.results.plan import Run, Series, numbers
 from benchmarks.results.reading import Curve, read
 from benchmarks.results.reasons import REASONS
 from benchmarks.results.running import started
@@ -201,7 +202,7 @@ def _draw(solved: Sequence[int], tried: int, path: Path) -> None:
 def _solved_table(lines: Sequence[Line]) -> str:
     rows = sorted((line for line in lines if line["solved"]), key=lambda line: (line["episodes"], line["page"]))
     found = [[line["page"], str(line["episodes"]), *_rates(line)] for line in rows]
-    return "## Solved\n\n" + _table(["page", "episodes", "first", "last", "minutes", "commit"], found)
+    return "## Solved\n\n" + markdown(["page", "episodes", "first", "last", "minutes", "commit"], found)
 
 
 def _unsolved_table(lines: Sequence[Line]) -> str:
@@ -209,7 +210,7 @@ def _unsolved_table(lines: Sequence[Line]) -> str:
     rows = sorted((line for line in lines if not line["solved"]), key=lambda line: line["page"])
     found = [[line["page"], *_rates(line), _met(line), reason_of.get(line["page"], "–")] for line in rows]
     names = ["page", "first", "last", "minutes", "commit", "ever succeeded", "what is missing, by reading the page"]
-    return "## Not solved\n\n" + _table(names, found)
+    return "## Not solved\n\n" + markdown(names, found)
 
 
 def _seeds_table(known: Sequence[Line]) -> str:
@@ -227,7 +228,7 @@ def _seeds_table(known: Sequence[Line]) -> str:
     run = [[row[place] for row in rows if row[place]] for place in range(1, 1 + len(seeds))]
     rows.append(["solved", *(f"**{sum(told.isdigit() for told in own)} of {len(own)}**" for own in run)])
     heading = "## With several seeds\n\nEpisodes until a page was solved, or in brackets its last success.\n\n"
-    return heading + _table(["page", *(f"seed {seed}" for seed in seeds)], rows)
+    return heading + markdown(["page", *(f"seed {seed}" for seed in seeds)], rows)
 
 
 def _ablation_table(known: Sequence[Line]) -> str:
@@ -241,7 +242,7 @@ def _ablation_table(known: Sequence[Line]) -> str:
             rows.append([name, f"`{override}`", str(len(own)), *(_in_sum(lines) for lines in both)])
     names = ["without", "setting", "pages", "with it: solved, episodes", "without it: solved, episodes"]
     heading = f"## Without each ingredient\n\nSeed 0; of an unsolved page all {_MOST:,} episodes count.\n\n"
-    return heading + _table(names, rows) if rows else ""
+    return heading + markdown(names, rows) if rows else ""
 
 
 def _in_sum(lines: Sequence[Line]) -> str:
@@ -257,11 +258,6 @@ def _met(line: Line) -> str:
     return f"in {round(_EPISODES * sum(line['success']))} of {line['episodes']} episodes"
 
 
-def _table(names: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    head = f"| {' | '.join(names)} |\n" + "| --- " * len(names) + "|\n"
-    return head + "".join(f"| {' | '.join(row)} |\n" for row in rows)
-
-
 def _options(argv: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="script/leaderboard", description=__doc__)
     parser.add_argument("--all", action="store_true", help="run every page that has no line yet")
@@ -269,7 +265,7 @@ def _options(argv: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--first", type=int, help="only so many pages, the first of the random order")
     parser.add_argument("--learned", action="store_true", help="only pages that seed 0 solved by learning")
     parser.add_argument("--without", choices=[*_INGREDIENTS], help="take this away from the agent or the algorithm")
-    parser.add_argument("--seeds", type=lambda text: [int(word) for word in text.split(",")], default=[0])
+    parser.add_argument("--seeds", type=numbers, default=[0])
     parser.add_argument("--processes", type=int, default=os.cpu_count() or 1, help="runs at a time (one per core)")
     parser.add_argument(
         "--runs", type=Path, default=_ROOT / "runs" / "pages", help="where runs are kept until they end"

@@ -99,6 +99,11 @@ class Measurement:
         ]
 
 
+def numbers(text: str) -> list[int]:
+    """The seeds that a command line names, as ``0,1,2``."""
+    return [int(word) for word in text.split(",")]
+
+
 def measurements_of(run: Run) -> list[Measurement]:
     """Of the training wording and of the test split, if the run is to be measured."""
     return [Measurement(run, split) for split in SPLITS] if run.series.measured else []
