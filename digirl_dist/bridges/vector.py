@@ -23,7 +23,7 @@ from digirl_dist.parallel.failure import say
 from digirl_dist.parallel.group import Group
 from digirl_dist.parallel.rank import Rank, is_of_jax, own_rank
 from digirl_dist.settings import configuration
-from digirl_dist.train.launch import RankContext, join_ranks, stream_of
+from digirl_dist.train.launch import RankContext, join_ranks, streams_of
 from digirl_dist.train.streams import Stream
 from digirl_dist.train.watched_emulator import Watch
 from digirl_dist.trajectory import Decision
@@ -122,8 +122,7 @@ def ranked_vector(
 
 
 def _vector(context: RankContext) -> EmulatorVector:
-    streams = [stream_of(context, slot) for slot in range(context.bsize)]
-    return EmulatorVector(streams, context.emulator.spec, context.emulator.max_steps)
+    return EmulatorVector(streams_of(context), context.emulator.spec, context.emulator.max_steps)
 
 
 def _action_space(spec: EmulatorSpec) -> gymnasium.Space[Any]:

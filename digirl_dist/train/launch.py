@@ -6,7 +6,7 @@ import io
 import json
 import os
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -112,8 +112,7 @@ def train(settings: Settings, distributed: bool) -> None:
             with loading("the newest checkpoint"):
                 load_state(learner.agent, state.policy)
                 load_state(learner.algorithm, state.trainer["algorithm"])
-        streams = [stream_of(context, slot, state.iteration) for slot in range(context.bsize)]
-        collecting = Streams(streams, context.emulator.max_steps)
+        collecting = Streams(streams_of(context, state.iteration), context.emulator.max_steps)
         stack.callback(collecting.close)
         _record_ranks(folder, group, settings, compute_device)
         report = None if folder is None else _reporter(context, folder, learner, state, stack)
@@ -157,7 +156,15 @@ def join_ranks(settings: Settings, distributed: bool | None = None) -> Iterator[
         yield group, device
 
 
-def stream_of(context: RankContext, slot: int, first: int = 0) -> Stream:
+def streams_of(context: RankContext, first: int = 0) -> list[Stream]:
+    """Returns a stream for each emulator of this rank; closes those that have begun if another one cannot."""
+    with ExitStack() as begun:
+        streams = [begun.enter_context(closing(_stream(context, slot, first))) for slot in range(context.bsize)]
+        begun.pop_all()
+    return streams
+
+
+def _stream(context: RankContext, slot: int, first: int) -> Stream:
     """Returns a stream that begins in iteration ``first``; its seed is the configured one plus this rank."""
     rank, emulator, settings = context.rank.rank, context.emulator, context.settings
     seed, group_size = settings.seed + rank, algorithm_plugin(settings).episodes_per_start

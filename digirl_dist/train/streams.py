@@ -70,7 +70,11 @@ class Stream:
         self._group_start: tuple[int, Observation] | None = None
         """The newest group that was begun, and how."""
         self._has_unlike = False
-        self.observation = self._begin(0)
+        try:
+            self.observation = self._begin(0)
+        except BaseException:  # nobody else has the emulator yet
+            emulator.close()
+            raise
 
     def advance(self, decision: Decision | NoDecision, max_steps: int | None, version: int | None = None) -> bool:
         """Carries out one action, of a policy version, and returns whether the episode is over.

@@ -5,14 +5,21 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import ClassVar
 
 import numpy as np
 import pytest
 from user_classes import Counter
 
+from digirl_dist.api.training import compose
+from digirl_dist.emulator.plugins import Device
 from digirl_dist.errors import AgentError, EmulatorError
+from digirl_dist.parallel.rank import Rank
+from digirl_dist.tasks import Task
+from digirl_dist.train.launch import RankContext, streams_of
 from digirl_dist.train.loop import from_parquet_bytes, to_parquet_bytes
 from digirl_dist.train.streams import Collected, Stream, Streams
+from digirl_dist.train.watched_emulator import Watch
 from digirl_dist.trajectory import Decision, Observation, Trajectory, Transition
 
 
@@ -26,6 +33,37 @@ class Dice:
 def streams(length: int = 5, slots: int = 2, max_steps: int | None = None) -> Streams:
     tasks = Counter.tasks("default", "train")
     return Streams([Stream(Counter(length), tasks, "rank0", slot, seed=3) for slot in range(slots)], max_steps)
+
+
+class Fourth(Counter):
+    """Notes in ``open`` which ones are; the fourth cannot be reset."""
+
+    open: ClassVar[list[Counter]] = []
+    made = 0
+
+    def __init__(self) -> None:
+        super().__init__(5)
+        Fourth.made += 1
+        self._number = Fourth.made
+        Fourth.open.append(self)
+
+    def reset(self, task: Task, seed: int) -> Observation:
+        if self._number == 4:
+            raise EmulatorError("it is the fourth")
+        return super().reset(task, seed)
+
+    def close(self) -> None:
+        Fourth.open.remove(self)
+
+
+def test_emulators_that_were_started_are_closed_if_another_one_cannot_begin() -> None:
+    device = Device(Fourth, Counter.spec, Counter.tasks("default", "train"))
+    watch = Watch(str, 60.0)
+    begun = streams_of(RankContext(compose("ranks", {"bsize": 2}), device, Rank(), watch))
+    assert len(Fourth.open) == len(begun) == 2
+    with pytest.raises(EmulatorError, match="it is the fourth"):
+        streams_of(RankContext(compose("ranks", {"bsize": 2}), device, Rank(), watch))
+    assert len(Fourth.open) == 2, "those of before alone"
 
 
 def actions(trajectories: Sequence[Trajectory]) -> dict[str, list[int]]:
