@@ -46,13 +46,15 @@ def agent_settings_of(checkpoint: Checkpoint, trust: bool = False) -> tuple[Agen
         default = AGENT.settings(about["name"])()
         refuse_references(about, path)
         settings = conversion.merged(default, about, str(path))
+        assert isinstance(settings, AgentPlugin)
+        if not settings.suits.fits(spec):
+            raise SettingsError(f"agent={about['name']} is made for {settings.suits.value}, not {spec.described()}")
     except UntrustedError:
         raise
     except (AttributeError, KeyError, TypeError, ValueError, ModuleNotFoundError, SettingsError) as error:
         raise CheckpointError(
             f"{path} does not say which agent it is of ({error!r}): restore it, or take another checkpoint"
         ) from error
-    assert isinstance(settings, AgentPlugin)
     refuse_untrusted(settings, path, trust, "agent.")
     return settings, spec
 

@@ -6,13 +6,14 @@ complete once the last one has ended, and names the missing jobs if one was kill
 
 from __future__ import annotations
 
-import json
 import re
 import time
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
+
+import msgspec
 
 from digirl_dist.errors import EvalJobsError
 from digirl_dist.evaluate.jobs import EvalJob
@@ -84,19 +85,19 @@ class OutputFolder:
         """Returns a job's result, if there is one. Raises EvalJobsError if the file belongs to another job."""
         try:
             written_at = self.result(job).stat().st_mtime
-            content: dict[str, Any] = json.loads(regular_file.content(self.result(job)))
+            content = msgspec.json.decode(regular_file.content(self.result(job)), type=dict[str, Any])
+            of_job, result = content.pop("job", None), msgspec.convert(content, JobResult)
         except FileNotFoundError:
             return None
-        except (OSError, ValueError) as error:
+        except (OSError, ValueError, RecursionError) as error:
             raise EvalJobsError(
                 f"{self.result(job)} cannot be read: {error}; remove it to run the job again"
             ) from error
-        if content.pop("job", None) != asdict(job):
+        if of_job != asdict(job):
             raise EvalJobsError(
                 f"{self.result(job)} is of another job of the same name, or of another checkpoint of its run; choose "
                 f"another --output_dir, or remove it and {self.run(job)}"
             )
-        result = JobResult(**content)
         has_failed_before = result.status != DONE and written_at < self.since
         return None if has_failed_before or result.status == MISSING else result
 

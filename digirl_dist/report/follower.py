@@ -68,7 +68,8 @@ class Follower:
         elif not rewinds(name) and cursor.run_id != run_id:
             cursor.figures = cursor.evaluation = -1
         cursor.run_id = run_id
-        self._picture_every = max(1, int(self._config.get("train_iterations") or 0) // _PICTURES)
+        iterations = self._config.get("train_iterations")
+        self._picture_every = max(1, iterations // _PICTURES) if is_index(iterations) else 1
         self._logger = build(name, self._run(run_id, purge))
 
     def follow(self, is_ended: Callable[[], bool]) -> str | None:
@@ -115,7 +116,8 @@ class Follower:
     def _run(self, run_id: str, purge: int | None) -> LoggedRun:
         settings = dict(flat(self._config))
         plain = {
-            key: each if isinstance(each, bool | int | float | str) else str(each) for key, each in settings.items()
+            key: each if isinstance(each, float | str) or (isinstance(each, int) and abs(each) < 2**63) else str(each)
+            for key, each in settings.items()
         }
         project = str(settings.get("wandb_project") or settings.get("logger_project"))
         return LoggedRun(run_id, self._folder.resolve().name, self._folder, project, plain, purge)

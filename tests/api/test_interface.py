@@ -163,7 +163,7 @@ def test_a_checkpoint_that_does_not_name_its_agent_says_so(tmp_path: Path) -> No
 @pytest.mark.parametrize(
     "shape",
     [
-        *({"image_size": each} for each in ([0, 8], [10**400, 8], [1e308, 8], [8], "x")),
+        *({"image_size": each} for each in ([0, 8], [10**400, 8], [1e308, 8], [8], "x", None)),
         *({"vector_size": each} for each in (10**400, -1, "x")),
         *({"actions": each} for each in (5, {"kind": "device", "useful": [[1]]}, {"kind": "discrete", "n": 10**400})),
         {"actions": {"kind": "box", "low": [10**400], "high": [1]}},
@@ -189,7 +189,8 @@ def test_shapes_of_no_emulator_are_refused(tmp_path: Path, shape: dict[str, Any]
     ],
 )
 def test_a_checkpoint_tells_the_shapes_that_its_agent_fits(tmp_path: Path, actions: Actions) -> None:
-    settings, spec = compose("host", {"agent": "generic", "dry_run": True}), EmulatorSpec(actions, 3, (20, 10))
+    agent = "device" if isinstance(actions, DeviceActions) else "generic"
+    settings, spec = compose("host", {"agent": agent, "dry_run": True}), EmulatorSpec(actions, 3, (20, 10))
     checkpoints = Checkpoints(tmp_path, policy=describe_policy(settings, spec))
     checkpoints.save(0, {"weight": torch.zeros(1)}, {}, {})
     assert agent_settings_of(Checkpoints(tmp_path).open(0)) == (settings.agent, spec)

@@ -406,6 +406,15 @@ def test_d9_it_works_on_the_cpu_with_no_launcher_and_no_process_group(tmp_path: 
 
 
 @pytest.mark.unit
+@pytest.mark.parametrize("content", ["", "[1]", "{}", '{"name": 3}', "[" * 100_000])
+def test_a_result_that_cannot_be_read_is_named(tmp_path: Path, content: str) -> None:
+    out, one = OutputFolder(tmp_path), EvalJob("mine", 1)
+    out.result(one).write_text(content)
+    with pytest.raises(EvalJobsError, match="cannot be read: .*; remove it to run the job again"):
+        out.read(one)
+
+
+@pytest.mark.unit
 def test_d9_an_explicit_cuda_device_is_refused_where_there_is_none(tmp_path: Path) -> None:
     import torch
 

@@ -152,6 +152,14 @@ def test_a_record_of_another_form_ends_no_run_and_what_it_told_is_logged_anew(tm
     assert run.taken("tensorboard")["figures"] == 0
 
 
+@pytest.mark.parametrize("odd", ["many", [1], math.inf, 10**400, -5])
+def test_a_number_of_iterations_that_is_none_ends_no_logger(tmp_path: Path, odd: Any) -> None:
+    run = Run(tmp_path / "run", train_iterations=odd)
+    run.has([0])
+    run.log("tensorboard")
+    assert run.taken("tensorboard")["figures"] == 0
+
+
 @pytest.mark.component
 def test_tensorboard_has_groups_settings_and_pictures_and_a_resumed_run_no_step_twice(tmp_path: Path) -> None:
     run = Run(tmp_path / "run")
