@@ -251,8 +251,9 @@ def _serve() -> None:
 
 def _read_requests(requests: queue.SimpleQueue[Any]) -> None:
     """Reads to the end of stdin. An environment that hangs then is not waited for."""
-    while (request := _read_frame()) is not None:
-        requests.put(request)
+    with suppress(msgspec.DecodeError):  # the end came in the middle of a frame
+        while (request := _read_frame()) is not None:
+            requests.put(request)
     requests.put(None)
     time.sleep(_CLOSE_LIMIT_S)
     os._exit(1)

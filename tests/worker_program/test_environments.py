@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pickle
 import subprocess
 import sys
 import time
@@ -9,9 +10,14 @@ import time
 import pytest
 
 from digirl_dist.child_process import environment
-from digirl_dist.worker_program.environments import PING, PING_S
+from digirl_dist.worker_program.environments import PING, PING_S, write_frame
 
-_PROGRAM = "import sys; from digirl_dist.worker_program import environments as e; e._ORPHAN_S = 4.0; sys.exit(e.main())"
+_PROGRAM = """
+import sys
+from digirl_dist.worker_program import environments
+environments._ORPHAN_S = 4.0
+sys.exit(environments.guarded(environments._serve, None))
+"""
 
 
 @pytest.mark.nightly
@@ -29,3 +35,11 @@ def test_environments_of_a_host_that_fell_silent_end_and_stay_while_it_pings() -
         assert program.poll() is None
         program.wait(120.0)
     assert PING_S < 120.0 / 2
+
+
+@pytest.mark.component
+@pytest.mark.parametrize("program", ["environments", "sessions"])
+def test_environments_of_a_host_whose_connection_breaks_in_the_middle_of_a_frame_end(program: str) -> None:
+    command = [sys.executable, "-m", f"digirl_dist.worker_program.{program}"]
+    said = write_frame({"hosted": pickle.dumps(list)}) + write_frame({"do": "step", "with": ["halves"] * 100})[:50]
+    subprocess.run(command, env=environment(), input=said, timeout=60.0)
