@@ -261,18 +261,17 @@ class Leases:
 
     def land(self, key: Key) -> bool:
         """Closes the ticket, whose episode is safe on the host; False if it was not open."""
+        self.faults.landed()
+        return self.take_back(key)
+
+    def take_back(self, key: Key) -> bool:
+        """Closes a ticket, as one that nobody wants any more; False if it was not open. Its holders are not told."""
+        if self.tickets.pop(key, None) is None:
+            return False
         for worker in list(self._held_by.get(key, ())):
             self._let_go(worker, key)
         self._queue.pop(key, None)
         self._forget(key)
-        self.faults.landed()
-        return self.tickets.pop(key, None) is not None
-
-    def take_back(self, key: Key) -> bool:
-        """Closes a ticket that nobody wants any more; False if it was not open. Its holders are not told."""
-        if key not in self.tickets:
-            return False
-        self.land(key)
         return True
 
     def fail(

@@ -40,6 +40,15 @@ def test_deterministic_faults_end_the_run_after_a_few_attempts(workers: list[str
         pool.turn()
 
 
+def test_a_ticket_that_is_taken_back_is_no_episode_that_landed() -> None:
+    """A caller cancelled it, or what it belongs to broke."""
+    leases = Leases(5, lambda: 0.0)
+    leases.add(tickets(16))
+    (begun,) = leases.take("w1", 1, 0)
+    assert leases.take_back(begun.key) and not leases.take_back(begun.key)
+    assert failing(leases, ["w1"]) == 4
+
+
 def test_deterministic_faults_of_some_episodes_are_reported_once() -> None:
     faults = EqualFaults()
     faults.landed()
