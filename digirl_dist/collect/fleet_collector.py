@@ -114,7 +114,6 @@ class FleetCollector(Pool):
             if newest is not self._published:
                 self._published = newest
                 self._fleet.publish(newest, self.leases.versions())
-        self.table.let_go()
         until_s = math.inf if self._asked_until is None else max(0.0, self._asked_until - self.clock())
         event = self._fleet.next_event(min(timeout_s, self._dispatch.again_in_s, until_s))
         if event is not None:
@@ -124,6 +123,7 @@ class FleetCollector(Pool):
                 break
             self._take_in(event)
         self._make_durable()
+        self.table.let_go()
         self.table.check_that_somebody_can(self._number, self._missing)
 
     def _stop(self, key: Key) -> None:

@@ -196,8 +196,7 @@ class WorkerTable:
         """Tells of an episode that is durable."""
         self._has_landed = True
         self._busy_until.pop(pulled.worker, None)
-        if pulled.worker in self.states:
-            self.states[pulled.worker].on_trial_until = math.inf
+        self.states[pulled.worker].on_trial_until = math.inf
         manifest = pulled.manifest
         self.tell(
             "episode",

@@ -13,8 +13,8 @@ from process_watch import eventually
 
 from digirl_dist.collect.dispatch import DispatchRules
 from digirl_dist.collect.fleet_collector import FleetCollector
-from digirl_dist.errors import MisconductError
-from digirl_dist.fleet.worker_events import EventQueue, Leaving, Lost, Said
+from digirl_dist.errors import MisconductError, RunFolderError
+from digirl_dist.fleet.worker_events import EventQueue, Leaving, Lost, Pulled, Said
 from digirl_dist.protocol.messages import EpisodeManifest, EpisodeReady, Heartbeat, Working
 from digirl_dist.report.why import explain
 from digirl_dist.settings import LimitSettings
@@ -24,7 +24,8 @@ from digirl_dist.storage.trajectory_store import Store
 from digirl_dist.tasks import Key
 
 LIAR = "liar"
-READY = Said(LIAR, EpisodeReady(EpisodeManifest("r1", Key(0, 0), 0, 0, "e", 1, "ab", 0, 1.0, 0.0, {})))
+MANIFEST = EpisodeManifest("r1", Key(0, 0), 0, 0, "e", 1, "ab", 0, 1.0, 0.0, {})
+READY = Said(LIAR, EpisodeReady(MANIFEST))
 LOST = Lost(LIAR, MisconductError(LIAR, "it floods the host", proven=True), 300.0)
 
 
@@ -47,6 +48,7 @@ class Quiet:
         """Nothing to close."""
 
     def remove(self, name: str) -> None:
+        del self.workers[name]
         self.removed.append(name)
 
     def forget(self, episode_id: str) -> None:
@@ -106,6 +108,24 @@ def test_an_episode_that_nobody_asked_for_is_dropped_and_what_the_worker_says_af
 def test_a_worker_that_is_to_leave_leaves_while_nobody_collects(site: Site) -> None:
     site.fleet.events.put(Leaving("honest"))
     eventually(lambda: site.fleet.removed == ["honest"], 10)
+
+
+def test_a_worker_that_is_to_leave_stays_until_its_episode_is_durable(
+    site: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    flush, full = site.collector.store.flush, [RunFolderError("the disk is full")]
+
+    def flushed() -> None:
+        if full:
+            raise full.pop()
+        flush()
+
+    monkeypatch.setattr(site.collector.store, "flush", flushed)
+    episode: Any = SimpleNamespace(ticket=SimpleNamespace(key=MANIFEST.key))
+    with site.fleet.events._changed:  # both are read in one turn
+        site.fleet.events.put(Pulled("honest", MANIFEST, episode, site.folder / "came", 0.0))
+        site.fleet.events.put(Leaving("honest"))
+    eventually(lambda: site.fleet.forgotten == ["e"] and site.fleet.removed == ["honest"], 10)
 
 
 def test_a_defect_costs_the_worker_whose_words_met_it(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
