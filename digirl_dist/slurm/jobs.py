@@ -55,11 +55,11 @@ def environment() -> dict[str, str]:
     return {**kept, "PATH": os.pathsep.join(each for each in folders if sys.prefix == sys.base_prefix or each != own)}
 
 
-def ask(command: list[str], input: str = "", environ: dict[str, str] | None = None) -> tuple[str, str]:
+def ask(command: list[str], input: str = "") -> tuple[str, str]:
     """Returns stdout and stderr of one of Slurm's commands. Raises ClusterError with its words."""
     name = command[0]
     try:
-        status, said, complaint = processes.run_to_end(command, _LIMIT_S, input.encode(), environ or environment())
+        status, said, complaint = processes.run_to_end(command, _LIMIT_S, input.encode(), environment())
     except FileNotFoundError as error:
         raise ClusterError(f"this machine has no `{name}`: start the run where Slurm's commands are") from error
     except subprocess.TimeoutExpired as error:

@@ -170,9 +170,9 @@ class Channel(ABC):
             within.took(moved + len(line), deadline)
         return line
 
-    def stderr_tail(self, lines: int = 20) -> str:
+    def stderr_tail(self) -> str:
         """Returns the last lines that the command wrote to stderr."""
-        return "\n".join(self.stderr().decode(errors="replace").splitlines()[-lines:])
+        return "\n".join(self.stderr().decode(errors="replace").splitlines()[-20:])
 
     def stderr(self) -> bytes:
         """Returns the command's stderr so far, at most its last MiB."""

@@ -106,21 +106,21 @@ def revoked_key(worker: str, target: str, fingerprint: str) -> HostKeyError:
 
 
 def unknown_key(
-    worker: str, target: str, fingerprint: str, kind: str, files: Sequence[Path], shown_by: str | None = None
+    worker: str, target: str, fingerprint: str, kind: str, files: Sequence[Path], shown_by: str
 ) -> HostKeyError:
     """Returns the error for a machine whose key none of ``files`` knows; it names the command that adds the key.
 
-    ``shown_by`` is the machine in the notation of known-hosts files, where it has another name there.
+    ``target`` is the name that they have for it, ``shown_by`` the machine itself, in their notation.
     """
     short = next((known for known in ("ed25519", "ecdsa", "rsa") if known in kind), kind)
     file = next((file for file in files if str(file) not in (*_NO_FILES, _SYSTEM_FILE)), None)
     reads = "" if file else "take `UserKnownHostsFile` out of its part of ~/.ssh/config, which names no file, and "
-    scan = f"ssh-keyscan -t {short} {_scan_target(shown_by or target)}"
-    if shown_by not in (None, target):
+    scan = f"ssh-keyscan -t {short} {_scan_target(shown_by)}"
+    if shown_by != target:
         scan += f" | sed {shlex.quote(f's|^[^ ]*|{target}|')}"
     return HostKeyError(
         worker,
-        f"{shown_by or target} shows the unknown host key {fingerprint} ({short})",
+        f"{shown_by} shows the unknown host key {fingerprint} ({short})",
         f"{reads}add it with `{scan} >> {shlex.quote(str(file)) if file else _USER_FILE}`, but "
         f"first compare the fingerprint with the one that `ssh-keygen -lf /etc/ssh/ssh_host_{short}_key.pub` "
         "prints on that machine",

@@ -141,14 +141,14 @@ def _start(folder: JobFolder, options: list[str]) -> subprocess.Popen[bytes]:
         )
 
 
-def end_program(folder: JobFolder, limit_s: float = 5.0) -> None:
+def end_program(folder: JobFolder) -> None:
     """Ends the program that holds the folder's lock, if it is one. Never touches another process."""
     pid = folder.program()
     if pid is None:
         return
     with suppress(ProcessLookupError):  # it ends by itself just now
         os.kill(pid, signal.SIGKILL)  # a number that was looked up this moment is nobody else's yet
-    _await_end(folder, pid, limit_s)
+    _await_end(folder, pid, 5.0)
 
 
 def _await_end(folder: JobFolder, pid: int | None, limit_s: float = 3.0) -> None:
@@ -158,9 +158,9 @@ def _await_end(folder: JobFolder, pid: int | None, limit_s: float = 3.0) -> None
         time.sleep(_LOOK_S)
 
 
-def _last_words(folder: JobFolder, lines: int = 8) -> str:
+def _last_words(folder: JobFolder) -> str:
     """The end of the program's log; nothing if it took its folder with it, as it does when it was asked to stop."""
-    return "\n".join(tail(folder.log, lines))
+    return "\n".join(tail(folder.log, 8))
 
 
 def _relay(program: socket.socket) -> None:
