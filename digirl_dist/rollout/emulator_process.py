@@ -171,6 +171,14 @@ def _guard(child: int, lifeline: int | None, of_the_child: Sequence[int]) -> int
     return 0
 
 
+def readable(descriptors: Sequence[int], limit_s: float | None) -> list[int]:
+    """Returns those that can be read within that time, or are at their end. ``select`` takes none from 1024 on."""
+    watched = select.poll()
+    for each in descriptors:
+        watched.register(each, select.POLLIN)
+    return [each for each, _ in watched.poll(None if limit_s is None else 1000 * limit_s)]
+
+
 class _Ends:
     """Watches for the end of a child. By SIGCHLD, as not every Python build, nor every kernel, has a pidfd."""
 
@@ -188,8 +196,7 @@ class _Ends:
         also, until = [] if lifeline is None else [lifeline], time.monotonic() + (limit_s or 0.0)
         while (found := os.waitpid(self._child, os.WNOHANG)) == (0, 0):
             left_s = None if limit_s is None else max(0.0, until - time.monotonic())
-            ready = select.select([self._some_child_ended, *also], [], [], left_s)[0]
-            if ready != [self._some_child_ended]:
+            if readable([self._some_child_ended, *also], left_s) != [self._some_child_ended]:
                 return
             os.read(self._some_child_ended, 1 << 16)
         self.status = os.waitstatus_to_exitcode(found[1])

@@ -5,7 +5,6 @@ from __future__ import annotations
 import errno
 import os
 import random
-import select
 import socket
 import subprocess
 import sys
@@ -19,7 +18,7 @@ from typing import Any
 from digirl_dist.child_process import environment, last_lines, opened_log
 from digirl_dist.errors import ActionError, EmulatorCrashed, EmulatorError, EmulatorHung
 from digirl_dist.protocol.messages import SlotLimits
-from digirl_dist.rollout.emulator_process import Pipe, restored
+from digirl_dist.rollout.emulator_process import Pipe, readable, restored
 from digirl_dist.settings import LimitSettings
 from digirl_dist.settings.workers import back_off
 from digirl_dist.tasks import Task
@@ -150,7 +149,7 @@ class Slot:
         answer = None
         while answer is None:
             assert self.pipe is not None
-            select.select([self.pipe], [], [], max(0.0, self.deadline - time.monotonic()))
+            readable([self.pipe.fileno()], max(0.0, self.deadline - time.monotonic()))
             answer = self.answer()
         return answer
 

@@ -86,6 +86,22 @@ def test_an_episode_runs_in_another_process(slot: Slot) -> None:
     assert transition.terminated and transition.success
 
 
+def test_emulators_of_a_process_with_thousands_of_open_files_run_and_end_as_others(tmp_path: Path) -> None:
+    """As of a worker with hundreds of slots: ``select`` knows no file of such a number."""
+    with descriptors_left(2_000):
+        held = [os.dup(0) for _ in range(1_200)]
+        slot = make(tmp_path, _Browser)
+        slot.start()
+        ask(slot)
+        pids = _grandchildren(slot)
+        slot.reset(Task("count"), seed=0)
+        assert isinstance(ask(slot), Observation)
+        slot.close()
+        eventually(lambda: not any(psutil.pid_exists(pid) for pid in pids), 5, "the end of the browser")
+        for one in held:
+            os.close(one)
+
+
 def test_a_refused_action_leaves_the_emulator_as_it_is(slot: Slot) -> None:
     slot.reset(Task("count"), seed=0)
     ask(slot)
