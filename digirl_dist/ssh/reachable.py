@@ -8,7 +8,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from digirl_dist.errors import WorkerError
+from digirl_dist.errors import failure_here
 from digirl_dist.plain_text import host_and_port
 from digirl_dist.settings import SshSettings
 from digirl_dist.ssh.carriers import Carrier, carrier
@@ -48,8 +48,8 @@ def reach(hosts: Sequence[tuple[str, int | None]], settings: SshSettings) -> lis
 def _look(machine: Reached, port: int | None, program: Carrier, settings: SshSettings) -> None:
     try:
         host, at, is_behind = program.whereabouts(Address(machine.host, machine.host, port), settings)
-    except WorkerError as error:
-        machine.resolves, machine.defect = True, str(error)
+    except Exception as error:  # a lack of this host is no mistake in the name
+        machine.resolves, machine.defect = True, str(failure_here(machine.host, "look for it", error))
         return
     if is_behind:
         machine.resolves, machine.defect = True, None

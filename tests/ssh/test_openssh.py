@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import errno
 import os
 import signal
 import stat
@@ -244,6 +245,17 @@ def test_a_machine_behind_another_one_is_not_looked_for_directly(limits: SshSett
     hidden, unknown = reach([("hidden", None), ("no-such-machine.invalid", None)], limits)
     assert hidden.resolves and hidden.defect is None
     assert unknown.defect == "the host name no-such-machine.invalid is unknown"
+
+
+def test_a_full_disk_of_this_host_is_no_mistake_in_a_name(
+    limits: SshSettings, home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*_: object, **__: object) -> str:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), "/tmp/digirl-route-1")
+
+    monkeypatch.setattr("tempfile.mkdtemp", full)
+    [machine] = reach([("w1", None)], limits)
+    assert machine.resolves and "No space left on device: /tmp/digirl-route-1 -> make room on" in str(machine.defect)
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="the limit is one of Linux")
