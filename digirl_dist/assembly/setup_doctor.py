@@ -189,4 +189,4 @@ def _target(worker_config: WorkerConfig, settings: Settings, package: Package | 
 
 def _trial(settings: Settings, device: Device, asked_for: bool) -> Trial:
     limits, spec = slot_limits(settings.limits), device.spec
-    return Trial(pack(device.factory), device.tasks[0], some_action(spec), limits, spec.steady, asked_for)
+    return Trial(pack(device.factory), device.tasks[0], some_action(spec.actions), limits, spec.steady, asked_for)

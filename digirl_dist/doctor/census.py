@@ -203,7 +203,7 @@ class _Players:
 
     def __init__(self, job: CensusJob) -> None:
         nothing: Json = {"type": "wait"}
-        self._idle = nothing if isinstance(job.spec.actions, DeviceActions) else some_action(job.spec)
+        self._idle = nothing if isinstance(job.spec.actions, DeviceActions) else some_action(job.spec.actions)
         self._agents: LocalPolicies | None = None
         self._answers: list[InferenceReply] = []
         if job.agent is not None:

@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass
 
 import msgspec
 
-from digirl_dist.emulator import Actions, BoxActions, DeviceActions, DiscreteActions, EmulatorSpec, ProductActions
+from digirl_dist.emulator import Actions, BoxActions, DeviceActions, DiscreteActions, ProductActions
 from digirl_dist.errors import JobError
 from digirl_dist.protocol.messages import SlotLimits
 from digirl_dist.ssh.channel import Channel
@@ -59,19 +59,15 @@ class Trial:
         return _START_S + self.limits.boot_s + 2 * self.limits.reset_s + self.limits.step_s
 
 
-def some_action(spec: EmulatorSpec) -> Json:
-    """Returns an action that every emulator of that kind understands."""
-    return _some(spec.actions)
-
-
-def _some(actions: Actions) -> Json:
+def some_action(actions: Actions) -> Json:
+    """Returns an action that every emulator with such actions understands."""
     match actions:
         case DiscreteActions():
             return 0
         case BoxActions(low, high):
             return [min(max(0.0, least), most) for least, most in zip(low, high, strict=True)]
         case ProductActions(parts):
-            return [_some(part) for part in parts]
+            return [some_action(part) for part in parts]
         case DeviceActions():
             return {"type": "tap", "x": 0.5, "y": 0.0}  # the upper edge, where nothing opens
 

@@ -21,7 +21,7 @@ from digirl_dist.doctor.check import Check, as_table, would_start
 from digirl_dist.doctor.examine import Target, examine, examine_emulators, examine_host
 from digirl_dist.doctor.judgement import MachineRequirements
 from digirl_dist.doctor.trial import Trial, some_action, try_there
-from digirl_dist.emulator import BoxActions, DeviceActions, DiscreteActions, EmulatorSpec
+from digirl_dist.emulator import BoxActions, DeviceActions, DiscreteActions
 from digirl_dist.emulator.touch_actions import DeviceAction
 from digirl_dist.errors import JobError
 from digirl_dist.fleet.roster import WorkerConfig, this_python
@@ -92,9 +92,9 @@ def test_seeds_that_an_emulator_ignores_are_a_warning(worker_config: WorkerConfi
 
 @pytest.mark.unit
 def test_each_kind_of_emulator_knows_the_action_of_a_trial() -> None:
-    assert some_action(EmulatorSpec(DiscreteActions(3))) == 0
-    assert some_action(EmulatorSpec(BoxActions((-1.0, 2.0, -4.0), (1.0, 3.0, -2.0)))) == [0.0, 2.0, -2.0]
-    assert DeviceAction.from_json(some_action(EmulatorSpec(DeviceActions()))).type == "tap"
+    assert some_action(DiscreteActions(3)) == 0
+    assert some_action(BoxActions((-1.0, 2.0, -4.0), (1.0, 3.0, -2.0))) == [0.0, 2.0, -2.0]
+    assert DeviceAction.from_json(some_action(DeviceActions())).type == "tap"
 
 
 def test_a_package_that_is_not_there_cannot_be_tried(worker_config: WorkerConfig, tmp_path: Path) -> None:

@@ -64,7 +64,7 @@ def test_a_package_of_the_environments_is_installed_and_tried_there(
     emulator = replace(without, packages=[str(wheel(tmp_path))], setup=str(tmp_path / "setup.sh"))
     device = emulator.build()
     trial = Trial(
-        pack(device.factory), emulator.tasks("", "")[0], some_action(device.spec), SlotLimits(boot_s=90), False
+        pack(device.factory), emulator.tasks("", "")[0], some_action(device.spec.actions), SlotLimits(boot_s=90), False
     )
     no_index = PipArgs(("--no-index",))
     plain = Package(build_wheel(), requirements(), pip_args=no_index, reuse_packages=True, limit_s=120.0)
