@@ -25,6 +25,7 @@ from typing import Any, BinaryIO
 
 from digirl_dist.capacity import Machine
 from digirl_dist.storage.file_system import free, lock, nearest, refuse_squatted
+from digirl_dist.worker_program.pip_configuration import path_of_uv
 
 _COMMAND_LIMIT_S = 60.0
 _SDK_PLACES = ("~/Android/Sdk", "~/android-sdk", "/opt/android-sdk", "/usr/lib/android-sdk")
@@ -56,7 +57,7 @@ def look(request: ProbeRequest) -> dict[str, Any]:
         "python": platform.python_version(),
         "executable": sys.executable,
         "venv": all(importlib.util.find_spec(name) is not None for name in ("venv", "ensurepip")),
-        "uv": shutil.which("uv", path=_path(".local/bin", ".cargo/bin")),
+        "uv": path_of_uv(),
         "cores": machine.cores,
         "memory_mb": int(machine.memory_mib),
         "folders": {name: folder_facts(Path(path).expanduser()) for name, path in request.folders.items()},
@@ -74,10 +75,6 @@ def _user() -> str:
         return pwd.getpwuid(os.getuid()).pw_name
     except KeyError:  # a container that runs as any user
         return str(os.getuid())
-
-
-def _path(*below_home: str) -> str:
-    return os.pathsep.join([os.environ.get("PATH", os.defpath), *(str(Path.home() / each) for each in below_home)])
 
 
 def folder_facts(folder: Path) -> dict[str, Any]:

@@ -30,7 +30,7 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from digirl_dist.storage.file_system import FULL, NO_LOCKS, in_words, lock, refuse_squatted, refuses_programs
-from digirl_dist.worker_program.pip_configuration import environment, indexes_for_uv
+from digirl_dist.worker_program.pip_configuration import environment, indexes_for_uv, path_of_uv
 
 
 @dataclass
@@ -301,10 +301,7 @@ class Installation:
 
     def _uv(self) -> str | None:
         """uv, if it may be used. It does not know how to see another environment's packages."""
-        if not self._request.uv or self._request.reuse_packages:
-            return None
-        places = [os.environ.get("PATH", os.defpath), *(str(Path.home() / each) for each in _UV_PLACES)]
-        return shutil.which("uv", path=os.pathsep.join(places))
+        return path_of_uv() if self._request.uv and not self._request.reuse_packages else None
 
     @contextmanager
     def _logins(self) -> Iterator[dict[str, str]]:
@@ -414,8 +411,6 @@ _LACKING = {
 """What to do about an error of the operating system; others are those of a folder that cannot be written."""
 _PIP_FOR_OTHERS = [22, 3]
 """The first version of pip that installs into another Python's environment."""
-_UV_PLACES = (".local/bin", ".cargo/bin")
-"""Where uv's own installer puts it, which is not on the PATH of a command over SSH."""
 
 
 def _end_with_parent() -> None:

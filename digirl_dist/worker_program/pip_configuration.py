@@ -8,6 +8,7 @@ from __future__ import annotations
 import configparser
 import os
 import re
+import shutil
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
@@ -38,6 +39,12 @@ def environment(environ: Mapping[str, str]) -> dict[str, str]:
     for name, value in _configured(environ).items():
         kept.setdefault(f"PIP_{name.upper().replace('-', '_')}", value)
     return {**kept, "PIP_CONFIG_FILE": os.devnull}
+
+
+def path_of_uv() -> str | None:
+    """Returns where uv is: on PATH, or where its own installer puts it, which is not on that of a command over SSH."""
+    places = [os.environ.get("PATH", os.defpath), *(str(Path.home() / each) for each in (".local/bin", ".cargo/bin"))]
+    return shutil.which("uv", path=os.pathsep.join(places))
 
 
 def indexes_for_uv(words: Sequence[str]) -> list[str]:
