@@ -25,6 +25,7 @@ from digirl_dist.fleet.session import Session
 from digirl_dist.fleet.spec import Job, Spec
 from digirl_dist.fleet.transfers import Transfers
 from digirl_dist.fleet.worker_events import Connecting, Lost, Pulled, Throttled, WorkerEvent
+from digirl_dist.inference.policy_server import HostPolicy
 from digirl_dist.inference.requests import InferenceReply, InferenceRequest
 from digirl_dist.protocol.messages import (
     MOST_BYTES,
@@ -82,13 +83,6 @@ class Post(Protocol):
 
     def __call__(self, event: WorkerEvent, size: int = 0, ledger: Ledger | None = None) -> None:
         """It has so many bytes, which ``ledger`` counts until it is read."""
-
-
-class InferenceService(Protocol):
-    """Decides what the workers' episodes ask."""
-
-    def ask(self, request: InferenceRequest, tell: Callable[[InferenceReply], None]) -> None:
-        """Returns at once; ``tell`` gets the answer, and must not wait."""
 
 
 class _Attached:
@@ -166,7 +160,7 @@ class _Attached:
         with self._lock:
             self._heard_bytes = len(line)
             try:
-                self.ask(lambda session: session.receive(message, attached, self._runtime.now()))
+                self._session.receive(message, attached, self._runtime.now())
             finally:
                 self._heard_bytes = 0
         self._worker.ledger.took(len(line), self._runtime.processor_s() - started, self._runtime.now())
@@ -224,7 +218,7 @@ class RemoteWorker:
         connector: Connector[Any],
         limits: LimitSettings,
         post: Post,
-        inference: InferenceService | None = None,
+        inference: HostPolicy | None = None,
         runtime: Runtime = _RUNTIME,
     ) -> None:
         self.spec = spec
@@ -336,10 +330,9 @@ class RemoteWorker:
             self._ended.set()
 
     def _come_and_go(self) -> None:
-        coming_back = self._coming_back
         while not self._stopping.is_set():
-            coming_back.connecting(self.runtime.now())
-            pause_s = self._stay(coming_back)
+            self._coming_back.connecting(self.runtime.now())
+            pause_s = self._stay()
             if self._stopping.is_set():
                 break
             if pause_s is None:
@@ -347,16 +340,16 @@ class RemoteWorker:
             self.runtime.wait(self._stopping, pause_s)
             while not self._has_room:
                 self.runtime.wait(self._stopping, _UNREAD_S)
-        if coming_back.replace or self._did_not_end:  # a frozen program cannot end by itself when it is orphaned
-            coming_back.replace = True
-            self._stay(coming_back)
+        if self._coming_back.replace or self._did_not_end:  # a frozen program cannot end by itself when it is orphaned
+            self._coming_back.replace = True
+            self._stay()
 
-    def _stay(self, coming_back: Reconnecting) -> float | None:
+    def _stay(self) -> float | None:
         """Keeps one connection from its beginning to its end; returns in how many seconds to make another, or None."""
         attached: _Attached | None = None
         try:
-            connection = self._connector.connect(self.spec, self.job, coming_back.replace, self._progress)
-            coming_back.attached()
+            connection = self._connector.connect(self.spec, self.job, self._coming_back.replace, self._progress)
+            self._coming_back.attached()
             attached = _Attached(self, connection, self._policy)
             self._attached, self._has_been_there = attached, True
             self._ask(self._announce_newest)  # one may have been published while the connection was made
@@ -366,7 +359,7 @@ class RemoteWorker:
                 attached.serve()
             error: WorkerError = LinkLostError(self.spec.name, "the worker program ended")
         except JobError as mistake:
-            pause_s = self._lost(mistake, coming_back)  # its tickets go to others before the program has ended
+            pause_s = self._lost(mistake)  # its tickets go to others before the program has ended
             if attached is not None:
                 attached.dismiss(self.limits.stop_s)
             return pause_s
@@ -376,13 +369,13 @@ class RemoteWorker:
             self._attached = None
             if attached is not None:
                 attached.close()
-        return self._lost(error, coming_back)
+        return self._lost(error)
 
-    def _lost(self, error: WorkerError, coming_back: Reconnecting) -> float | None:
+    def _lost(self, error: WorkerError) -> float | None:
         """Tells of the end of a connection; returns in how many seconds to make another, or None."""
-        pause_s = coming_back.lost(error, self.runtime.now())
+        pause_s = self._coming_back.lost(error, self.runtime.now())
         if not self._stopping.is_set():
-            out_s = pause_s if coming_back.is_out_of_service else None
+            out_s = pause_s if self._coming_back.is_out_of_service else None
             self.post(Lost(self.spec.name, error, out_s, is_final=pause_s is None))
         return pause_s
 
