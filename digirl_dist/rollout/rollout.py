@@ -30,8 +30,10 @@ class Policies(Protocol):
 
     waiting: str
     """What ``waits`` says of a slot that waits for an action."""
-    limit_s: float | None
-    """The longest wait for an action, in seconds; None: it comes at once."""
+
+    @property
+    def limit_s(self) -> float | None:
+        """The longest wait for an action, in seconds; None: it comes at once."""
 
     def __contains__(self, version: object) -> bool:
         """Returns whether requests to this policy version can be answered by now."""

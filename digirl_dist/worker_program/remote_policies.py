@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
 from digirl_dist.errors import ProtocolError
 from digirl_dist.inference.requests import (
@@ -24,9 +24,8 @@ class RemotePolicies:
     waiting = "the host's policy"
 
     def __init__(self, link: Link, limit_s: float) -> None:
-        self.limit_s: float | None = limit_s
+        self.limit_s = limit_s
         self._link = link
-        self._longest_s = limit_s
         self._serving: set[int] = set()
         self._open: dict[int, tuple[InferenceRequest, float]] = {}
         """Questions by number, and when they must be answered at the latest (monotonic)."""
@@ -56,7 +55,7 @@ class RemotePolicies:
                 )
                 self._answers.append(InferenceFailure(request.number, reason))
             else:
-                self._open[request.number] = request, time.monotonic() + self._longest_s
+                self._open[request.number] = request, time.monotonic() + self.limit_s
 
     def ask_again(self) -> None:
         """Resends unanswered requests to a host that has come anew."""
@@ -75,7 +74,7 @@ class RemotePolicies:
         for number in overdue:
             del self._open[number]
             self._answers.append(
-                InferenceFailure(number, f"the host's policy did not answer within {self._longest_s:g} s")
+                InferenceFailure(number, f"the host's policy did not answer within {self.limit_s:g} s")
             )
         answers, self._answers = self._answers, []
         return answers
@@ -85,6 +84,3 @@ class RemotePolicies:
 
     def __contains__(self, version: object) -> bool:
         return version in self._serving
-
-    def __iter__(self) -> Iterator[int]:
-        return iter(self._serving)
