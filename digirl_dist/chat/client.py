@@ -8,7 +8,7 @@ import random
 import re
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import Annotated, Any, TypeVar
 
@@ -133,17 +133,17 @@ class ChatServer:
             raise self._no("chat completion", "it has no message")
         said = self._without_key(choice.message.content or "")
         in_and_out = usage.prompt_tokens or 0, usage.completion_tokens or 0
-        return Answered(said, _log_prob(choice), *in_and_out, self.sampled(completion))
+        log_prob = sum(choice.log_probs) if choice.log_probs else math.nan  # of the whole answer
+        return Answered(said, log_prob, *in_and_out, self.sampled(completion))
 
     def sampled(self, answer: Completion) -> Sampled | None:
         """Returns the tokens of an answer, if both ids and log-probabilities are there. Raises ChatRefused for
         impossible ones, and for an answer that was broken off."""
         choice = answer.choices[0]
-        chances = (choice.logprobs and choice.logprobs.content) or ()
-        tokens = choice.token_ids or choice.response_token_ids or [number for each in chances for number in each.ids()]
-        if not tokens or not chances:
+        log_probs = choice.log_probs
+        tokens = choice.token_ids or choice.response_token_ids or [id for each in choice.chances for id in each.ids()]
+        if not tokens or not log_probs:
             return None
-        log_probs = [math.nan if each.logprob is None else each.logprob for each in chances]
         if len(log_probs) != len(tokens):
             raise ChatRefused(f"{self} sends {len(log_probs)} log-probabilities for {len(tokens)} tokens")
         if wrong := [each for each in log_probs if not _LEAST_LOG_PROB < each <= _ABOVE_ONE]:
@@ -249,6 +249,15 @@ class _Choice(msgspec.Struct):
     response_token_ids: list[_TokenId] | None = None
     prompt_token_ids: list[_TokenId] | None = None
 
+    @property
+    def chances(self) -> Sequence[_TokenChance]:
+        return (self.logprobs and self.logprobs.content) or ()
+
+    @property
+    def log_probs(self) -> list[float]:
+        """That of each token of the answer, NaN where one is missing; empty if the server tells none."""
+        return [math.nan if each.logprob is None else each.logprob for each in self.chances]
+
 
 class _Usage(msgspec.Struct):
     prompt_tokens: Natural | None = None
@@ -268,10 +277,3 @@ class Completion(msgspec.Struct):
 
 
 _COMPLETIONS = msgspec.json.Decoder(Completion)
-
-
-def _log_prob(choice: _Choice) -> float:
-    """Returns the log-probability of the whole answer, the sum over its tokens; NaN if one is missing."""
-    tokens = choice.logprobs.content if choice.logprobs else None
-    chances = [math.nan if token.logprob is None else token.logprob for token in tokens or ()]
-    return sum(chances) if chances else math.nan
