@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import asdict
 from typing import Any
 
 from digirl_dist.tasks import Task
@@ -36,7 +37,7 @@ class TaskApi:
             if place is not None and (isinstance(place, bool) or not isinstance(place, int) or place < 0):
                 raise ValueError(f"start and stop count tasks from 0, and {place!r:.80} does not")
         numbered = list(enumerate(self._of(split)))[start:stop]
-        return [{"split": split, "index": index, **_as_json(task)} for index, task in numbered]
+        return [{"split": split, "index": index, **asdict(task)} for index, task in numbered]
 
     def begin(self, data: Mapping[str, Any]) -> dict[str, Any]:
         """Returns what the emulator's reset is asked, for a reset of a client's.
@@ -52,7 +53,7 @@ class TaskApi:
             if not places:
                 raise ValueError(f"split {split!r} has no task {wanted!r:.80}; list_tasks({split!r}) has all")
             index = places[0]
-        return {"seed": seed, "task": _as_json(self._task(split, index))}
+        return {"seed": seed, "task": asdict(self._task(split, index))}
 
     def _of(self, split: str) -> Sequence[Task]:
         if not isinstance(split, str) or split not in self._splits:
@@ -64,7 +65,3 @@ class TaskApi:
         if isinstance(index, bool) or not isinstance(index, int) or not 0 <= index < len(tasks):
             raise ValueError(f"split {split!r} has tasks 0 to {len(tasks) - 1}, and not {index!r:.80}")
         return tasks[index]
-
-
-def _as_json(task: Task) -> dict[str, Json]:
-    return {"id": task.id, "instruction": task.instruction, "params": task.params}

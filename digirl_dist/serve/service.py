@@ -297,7 +297,7 @@ def as_json(episode: Episode) -> dict[str, Json]:
     return {
         "episode_id": episode.episode_id,
         "worker": episode.worker,
-        "task": {"id": ticket.task.id, "instruction": ticket.task.instruction, "params": ticket.task.params},
+        "task": dataclasses.asdict(ticket.task),
         "seed": ticket.seed,
         "policy_version": ticket.policy_version,
         "success": episode.success,
