@@ -7,6 +7,7 @@ import warnings
 from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -230,17 +231,17 @@ def _watch_roster(
 
 def _worker_spec(worker_config: WorkerConfig, context: RunContext, package: Package | None) -> WorkerSpec:
     """``package`` is None for localhost workers, which use the host's own."""
-    from digirl_dist.fleet.roster import installer, this_python
+    from digirl_dist.fleet.roster import install, this_python
     from digirl_dist.fleet.spec import WorkerSpec
 
     folder = f"{worker_config.temp_path}/{context.folder.run_id}-{worker_config.name}"
     if package is not None:
         package = package.with_emulator(emulator_of(worker_config, context.settings))
-    install = this_python if package is None else installer(worker_config, package, context.events)
+    installer = this_python if package is None else partial(install, worker_config, package, context.events)
     version = "" if package is None else package.digest
     limit_s = 0.0 if package is None else package.limit_s
     site = worker_config.site, worker_config.site_address
-    return WorkerSpec(worker_config.address, worker_config.slots, folder, install, limit_s, version, *site)
+    return WorkerSpec(worker_config.address, worker_config.slots, folder, installer, limit_s, version, *site)
 
 
 def _own_device(worker_config: WorkerConfig, context: RunContext) -> Device:

@@ -99,14 +99,10 @@ def localhost_worker_configs(settings: Settings, folder: Path, stack: ExitStack)
     return found
 
 
-def installer(worker_config: WorkerConfig, package: Package, events: Events) -> Callable[[Connection], list[str]]:
-    """Returns a function that installs ``package`` on the worker and returns its Python there."""
-
-    def install(connection: Connection) -> list[str]:
-        events.emit("installing", worker=worker_config.name, run_path=worker_config.run_path)
-        return [ensure_installed(connection, package, worker_config.run_path, worker_config.python)]
-
-    return install
+def install(worker_config: WorkerConfig, package: Package, events: Events, connection: Connection) -> list[str]:
+    """Installs ``package`` on the worker, and returns its Python there."""
+    events.emit("installing", worker=worker_config.name, run_path=worker_config.run_path)
+    return [ensure_installed(connection, package, worker_config.run_path, worker_config.python)]
 
 
 def this_python(_: object) -> list[str]:
