@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 import gymnasium
@@ -103,9 +103,6 @@ class Sb3VecEnv(VecEnv):  # type: ignore[misc]
         if envs is None:
             raise AttributeError(f"{refusal} in environments of other processes and machines")
         return [envs[index] for index in self._get_indices(indices)]
-
-    def seed(self, seed: int | None = None) -> Sequence[int | None]:
-        return list(super().seed(seed))
 
 
 def _of(told: Mapping[str, Any], number: int) -> dict[str, Any]:

@@ -23,7 +23,7 @@ class CourierFiles:
 
     def __init__(self, courier: CourierClient, link: LinkRate | None = None, relay: Relay | None = None) -> None:
         self._courier = courier
-        self._link = relay.link if relay else link or LinkRate()
+        self._link = relay.site.link if relay else link or LinkRate()
         self._relay = relay
         self._plainly = False
 

@@ -20,7 +20,7 @@ import msgspec
 
 from digirl_dist.errors import ProtocolError, WorkerError
 from digirl_dist.fleet.outgoing import Blob
-from digirl_dist.fleet.sites import FetchLimits, LinkRate, Site
+from digirl_dist.fleet.sites import FetchLimits, Site
 from digirl_dist.fleet.spec import WorkerSpec
 from digirl_dist.fleet.worker_events import Relayed, WorkerEvent
 from digirl_dist.protocol.messages import MOST_BYTES
@@ -131,11 +131,6 @@ class Relay:
         self._refused: tuple[WorkerError, float] | None = None
         self._lock = threading.Lock()
 
-    @property
-    def link(self) -> LinkRate:
-        """The rate from the host to the site."""
-        return self.site.link
-
     @contextmanager
     def giving(self, blobs: Sequence[Blob]) -> Iterator[None]:
         """While its body lasts, the worker is being given the policy to which the blobs belong."""
@@ -216,7 +211,7 @@ class Relay:
             said = self._next(channel, Fetched)
             came |= wanted.keys() & set(said.digests)
             gets_more = self.site.gets_more(source)
-            floor = (self.link.rate() or _SLOWEST) / max(1, len(self.site))
+            floor = (self.site.link.rate() or _SLOWEST) / max(1, len(self.site))
             problem = said.error or limits.problem(said.size, bool(gets_more), floor, time.monotonic())
             if len(came) == len(wanted):
                 return

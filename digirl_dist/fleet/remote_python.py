@@ -16,6 +16,7 @@ from digirl_dist import capacity
 from digirl_dist.errors import InstallError, WorkerError
 from digirl_dist.ssh.connection import Connection
 from digirl_dist.storage import file_system
+from digirl_dist.types import Closeable
 from digirl_dist.worker_program import pip_configuration
 
 _BESIDE = (capacity, file_system, pip_configuration)
@@ -37,10 +38,10 @@ exec(compile(sources[-1][1], "program.py", "exec"))
 _GET_PYTHON = "`apt-get install python3 python3-venv` there, or set worker_python to another Python"
 
 
-class RemotePython:
+class RemotePython(Closeable):
     """``program`` reads ``order`` as a line of JSON from its stdin and answers with lines of JSON.
 
-    It imports the standard library, and of this package what ``_BESIDE`` lists. Use as a context manager.
+    It imports the standard library, and of this package what ``_BESIDE`` lists.
     """
 
     def __init__(self, connection: Connection, python: str, program: ModuleType, order: Mapping[str, Any]) -> None:
@@ -54,10 +55,7 @@ class RemotePython:
         with suppress(WorkerError):  # no Python there: that there is no answer tells so
             self._channel.write(f"{json.dumps(sources)}\n{json.dumps(order)}\n".encode())
 
-    def __enter__(self) -> RemotePython:
-        return self
-
-    def __exit__(self, *_: object) -> None:
+    def close(self) -> None:
         self._channel.close()
 
     def write(self, data: bytes) -> None:

@@ -74,10 +74,10 @@ class ObjectBlobs:
         self._arrays[digest] = array
 
     def missing(self, digests: Sequence[str]) -> list[str]:
-        return [name for name in digests if name not in self._arrays and not self._path(name).exists()]
+        return [name for name in digests if name not in self._arrays and not self._folder.blob(name).exists()]
 
     def verify(self, digests: Sequence[str]) -> None:
-        delete_altered(map(self._path, digests))
+        delete_altered(map(self._folder.blob, digests))
 
     def tensor(self, info: TensorInfo) -> torch.Tensor:
         try:
@@ -87,7 +87,7 @@ class ObjectBlobs:
             raise
 
     def file(self, digest: str) -> Path:
-        path = self._path(digest)
+        path = self._folder.blob(digest)
         if not path.exists():
             part = path.with_suffix(".part")
             part.write_bytes(self._arrays[digest].data)
@@ -96,9 +96,6 @@ class ObjectBlobs:
 
     def keep(self, tensors: Collection[str], packed: Collection[str]) -> None:
         self._arrays = {name: array for name, array in self._arrays.items() if name in {*tensors, *packed}}
-
-    def _path(self, digest: str) -> Path:
-        return self._folder.blob(digest)
 
 
 class WorkerActor:

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
 import msgspec
 import xxhash
@@ -270,11 +270,6 @@ def _local_errors(path: Path) -> Iterator[None]:
         raise RunFolderError(f"cannot write {path} on this machine: {error.strerror}") from error
 
 
-def _chunks(file: BinaryIO) -> Iterator[bytes]:
-    while chunk := file.read(_CHUNK):
-        yield chunk
-
-
 def _continue(part: Path, size: int, state: Any) -> int:
     """Feeds ``state`` with an earlier attempt's remainder and returns its length; removes one that is too long."""
     part.parent.mkdir(parents=True, exist_ok=True)
@@ -284,7 +279,7 @@ def _continue(part: Path, size: int, state: Any) -> int:
         part.unlink()
         return 0
     with open(part, "rb", buffering=0) as file:
-        for chunk in _chunks(file):
+        while chunk := file.read(_CHUNK):
             state.update(chunk)
         return file.tell()
 

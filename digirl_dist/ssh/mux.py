@@ -36,7 +36,8 @@ class MuxSession:
         self._lock = threading.Lock()
         self._received = b""
         self._status: int | None = None
-        self._is_over = False
+        self.is_over = False
+        """True once ``exit_status`` has seen the end of the session."""
         self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         try:
             self._socket.settimeout(timeout_s)
@@ -52,13 +53,8 @@ class MuxSession:
         while True:
             left_s = max(0.0, deadline - time.monotonic())
             self._listen(min(left_s, _SLICE_S))
-            if self._is_over or not left_s:
+            if self.is_over or not left_s:
                 return self._status
-
-    @property
-    def is_over(self) -> bool:
-        """True once ``exit_status`` has seen the end of the session."""
-        return self._is_over
 
     def close(self) -> None:
         """Ends the session; what the command still runs, runs on."""
@@ -66,12 +62,12 @@ class MuxSession:
             self._socket.shutdown(socket.SHUT_RDWR)
         with self._lock:
             self._socket.close()
-            self._is_over = True
+            self.is_over = True
         self.pipes.close()
 
     def _listen(self, wait_s: float) -> None:
         with self._lock:
-            if self._is_over:
+            if self.is_over:
                 return
             self._socket.settimeout(wait_s)
             try:
@@ -82,7 +78,7 @@ class MuxSession:
             except (TimeoutError, BlockingIOError):
                 pass
             except OSError:
-                self._is_over = True
+                self.is_over = True
 
     def _open(self, command: str) -> Pipes:
         self._send(struct.pack(">II", _HELLO, _VERSION))

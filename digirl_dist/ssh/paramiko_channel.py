@@ -102,16 +102,9 @@ class Transport(paramiko.Transport):
         """Takes in whatever comes from now on."""
         cast(HeardSocket, self.sock).logged_in()
 
-    def ping_when_quiet(self, every_s: float) -> None:
-        self.packetizer.set_keepalive(every_s, self.ping)
-
     def heard(self) -> float:
         """Returns when data last arrived, in monotonic seconds."""
         return cast(HeardSocket, self.sock).heard
-
-    def silent_s(self) -> float:
-        """Returns the seconds since data last arrived."""
-        return time.monotonic() - self.heard()
 
 
 def open_transport(sock: Any, disabled_algorithms: Any = None, *, settings: SshSettings) -> Transport:
@@ -139,7 +132,7 @@ class Watch:
         self._silence_s = settings.silence_s
         self._every_s = min(settings.ping_s, 1.0)
         self._is_over = threading.Event()
-        transport.ping_when_quiet(settings.ping_s)
+        transport.packetizer.set_keepalive(settings.ping_s, transport.ping)
         threading.Thread(target=self._look, name="ssh-watch", daemon=True).start()
 
     def stop(self) -> None:
@@ -232,5 +225,5 @@ class ParamikoChannel(Channel):
         return None if transport.is_active() else self._link_ended()
 
     def _link_ended(self) -> LinkLostError:
-        silent_s = cast(Transport, self._raw.get_transport()).silent_s()
+        silent_s = time.monotonic() - cast(Transport, self._raw.get_transport()).heard()
         return self._link_lost(f"last heard {silent_s:.0f} s ago")
