@@ -82,10 +82,10 @@ class Remote:
     def answer(self, limit_s: float) -> bytes:
         """Returns the results as MessagePack. Raises WorkerError if the worker is lost, EmulatorError for a failure."""
         reply = self.frame(limit_s, _REPLIES)
-        if reply.error is None and not bytes(reply.results):
-            raise WorkerError(self.name, "it sends no frames of ours: an empty answer")
         if reply.error is not None:
             raise EmulatorError(f"an environment of worker {self.name} raised: {shortened(reply.error)}")
+        if not bytes(reply.results):
+            raise WorkerError(self.name, "it sends no frames of ours: an empty answer")
         return bytes(reply.results)
 
     def close(self) -> None:

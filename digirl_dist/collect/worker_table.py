@@ -332,7 +332,7 @@ class WorkerTable:
         self.tell("slot", worker, slot=slot, state=state, reason=reason)
 
     def _alive(self, worker: str, beat: Heartbeat) -> None:
-        if worker in self.states and self.states[worker].slots:
+        if self.states[worker].slots:
             self.states[worker].in_service = min(beat.in_service, self.states[worker].slots)
         seen = self._status.worker(worker)
         seen.heard_at = self._clock()

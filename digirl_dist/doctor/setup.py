@@ -146,7 +146,7 @@ def _install(preparation: Preparation, connection: Connection, tell: Tell) -> No
     place = package, worker_config.run_path, worker_config.python
     started = time.monotonic()
     if preparation.dry_run:
-        missing = _what_would_be_missing(connection, preparation)
+        missing = _what_would_be_missing(connection, *place)
         tell(
             SetupProgress(
                 worker_config.name, "would" if missing else "ok", _PACKAGE, missing and f"install it: {missing}"
@@ -160,9 +160,8 @@ def _install(preparation: Preparation, connection: Connection, tell: Tell) -> No
         tell(SetupProgress(worker_config.name, "done", _PACKAGE, f"{time.monotonic() - started:.0f} s"))
 
 
-def _what_would_be_missing(connection: Connection, preparation: Preparation) -> str:
-    worker_config = preparation.worker_config
+def _what_would_be_missing(connection: Connection, package: Package, folder: str, python: str) -> str:
     try:
-        return what_is_missing(connection, preparation.package, worker_config.run_path, worker_config.python)
+        return what_is_missing(connection, package, folder, python)
     except InstallError as error:
         return error.reason  # Python itself is missing, which a step before has reported

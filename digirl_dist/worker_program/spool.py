@@ -130,8 +130,8 @@ class Spool:
             age_s=time.monotonic() - finished.ended_at,
             spent=finished.spent,
         )
-        said = encode_manifest(manifest).decode()
-        atomic_files.write_text(self._folder.manifest(trajectory.episode_id), said, flushed=False)
+        named = self._folder.manifest(trajectory.episode_id)
+        atomic_files.write_bytes(named, encode_manifest(manifest), flushed=False)
         return manifest
 
     def found(self, run: str) -> list[EpisodeReady | UnknownFile]:
