@@ -95,7 +95,8 @@ class ObjectBlobs:
         return path
 
     def keep(self, tensors: Collection[str], packed: Collection[str]) -> None:
-        self._arrays = {name: array for name, array in self._arrays.items() if name in {*tensors, *packed}}
+        for name in self._arrays.keys() - {*tensors, *packed}:  # others may come meanwhile
+            del self._arrays[name]
 
 
 class WorkerActor:

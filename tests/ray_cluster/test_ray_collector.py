@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ from user_classes import Coin, Counter
 
 from digirl_dist.cli.main import main
 from digirl_dist.errors import ClusterError, CollectionError
+from digirl_dist.protocol.job_folder import JobFolder
 from digirl_dist.ray_cluster.connect import connect
 from digirl_dist.settings import RayCollectorSettings
 from digirl_dist.tasks import Key
@@ -34,6 +36,24 @@ def check(here: Site, count: int, result: Any) -> None:
     assert keys(result) == [Key(0, index) for index in range(count)]
     landed = [content["ticket"] for kind, content in here.events if kind == "episode"]
     assert sorted(landed) == list(range(count))
+
+
+@pytest.mark.unit
+def test_a_tensor_that_comes_while_others_are_let_go_stays(tmp_path: Path) -> None:
+    """A push of the version before goes on in another thread."""
+    from digirl_dist.ray_cluster.actor import ObjectBlobs
+
+    blobs = ObjectBlobs(JobFolder(tmp_path))
+
+    class Wanted(list[str]):
+        def __iter__(self) -> Iterator[str]:
+            blobs.add("comes", b"")
+            return super().__iter__()
+
+    for name in "abc":
+        blobs.add(name, b"")
+    blobs.keep(Wanted(["a", "comes"]), [])
+    assert blobs.missing(["a", "b", "c", "comes"]) == ["b", "c"]
 
 
 @pytest.mark.nightly
