@@ -69,7 +69,7 @@ class _Program:
     def _lose(self, error: WorkerError) -> None:
         with self._lock:
             self.lost = error
-            for waiting in self.told.values():
+            for waiting in list(self.told.values()):  # who is told closes its session at once
                 with suppress(queue.Full):
                     waiting.put_nowait(error)
         self.remote.close()
@@ -123,7 +123,7 @@ class Sessions:
     @property
     def workers(self) -> dict[str, int]:
         """The number of sessions on each worker that is there."""
-        return {name: self._count(name) for name in self._machines}
+        return {name: self._count(name) for name in list(self._machines)}
 
     def open(self, variables: Mapping[str, str]) -> Session:
         """Raises WorkerError if no worker is left."""

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import json
 import os
+import queue
 import random
 import signal
 import subprocess
+import threading
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -17,9 +20,10 @@ from process_watch import ssh_server
 from tiny_model import TAPS
 
 from digirl_dist.bridges.openenv import openenv_fleet
-from digirl_dist.bridges.sessions import _Program
+from digirl_dist.bridges.sessions import Sessions, _Program
 from digirl_dist.bridges.trl_environment import FleetEnvironment
 from digirl_dist.errors import EmulatorError, WorkerError
+from digirl_dist.settings import LimitSettings
 
 pytestmark = pytest.mark.system
 
@@ -82,6 +86,37 @@ def test_a_worker_is_lost_as_soon_as_nothing_can_be_sent_to_it(monkeypatch: pyte
             session.say("{}", 1)
         fleet._sessions.lose(session, error.value)
         assert not fleet.workers
+
+
+@pytest.mark.unit
+def test_all_sessions_of_a_lost_worker_are_told_though_the_first_leaves_at_once() -> None:
+    """Its thread goes on as soon as it hears of the loss."""
+
+    class Leaving(queue.Queue[Any]):
+        def put_nowait(self, item: Any) -> None:
+            super().put_nowait(item)
+            del program.told[1]
+
+    gone = threading.Event()
+
+    def frame(*_: object) -> None:
+        gone.wait()
+        raise WorkerError("w1", "it is gone")
+
+    remote: Any = SimpleNamespace(name="w1", frame=frame, close=gone.set)
+    program = _Program(remote)
+    program.told[1] = Leaving()
+    waiting = program.open(2)
+    gone.set()
+    assert isinstance(waiting.get(timeout=10), WorkerError)
+
+
+@pytest.mark.unit
+def test_workers_may_be_lost_while_they_are_counted(monkeypatch: pytest.MonkeyPatch) -> None:
+    found: Any = [SimpleNamespace(name=name) for name in "ab"]
+    sessions = Sessions(found, b"", LimitSettings(), 0)
+    monkeypatch.setattr(sessions, "_count", lambda name: len([sessions._machines.pop("b", None)]))
+    assert sessions.workers == {"a": 1, "b": 1}
 
 
 def test_an_episode_of_trls_that_cannot_begin_has_no_reward_and_does_not_end_the_training() -> None:
