@@ -16,6 +16,7 @@ from ray_test_cluster import shared_cluster
 from user_classes import Coin, Counter, FairCoin
 
 from chaos.processes import running
+from digirl_dist.agent.plugins.custom import CustomAgentSettings
 from digirl_dist.assembly.collector import RunContext, build_collector
 from digirl_dist.collect import Collector
 from digirl_dist.collection import CollectionResult
@@ -98,6 +99,7 @@ class Site:
             dry_run_workers=workers,
             collector=collector or (RayCollectorSettings(workers=workers) if kind.on_ray else SshCollectorSettings()),
             inference=kind.inference,
+            agent=CustomAgentSettings(entry_point=""),  # ``agent`` makes it
             trainer=InProcessSettings(device="cpu"),
             worker_temp_path=str(folder / "jobs"),
             train_iterations=iterations,
