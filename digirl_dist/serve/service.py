@@ -116,6 +116,7 @@ class Service:
         self.journal = Journal(fleet.folder / "serve.jsonl")
         self._policy = policy
         self._trust = trust
+        self._changing = threading.Lock()
         self._asking = threading.Lock()
         self._rollouts: dict[str, Rollout] = {}
         """Those that are under way."""
@@ -198,10 +199,11 @@ class Service:
 
     def act_with(self, given: NewPolicy) -> int:
         """Returns the version of the policy that acts from now on. Raises SettingsError, CheckpointError."""
-        acts = self._policy
-        policy = _changed(acts, given) if isinstance(acts, Endpoint) else self._loaded(acts, given)
-        found = self.fleet.update(policy, given.version)
-        self._policy = policy
+        with self._changing:
+            acts = self._policy
+            policy = _changed(acts, given) if isinstance(acts, Endpoint) else self._loaded(acts, given)
+            found = self.fleet.update(policy, given.version)
+            self._policy = policy
         return found
 
     def _loaded(self, before: Policy, given: NewPolicy) -> Policy:

@@ -7,8 +7,10 @@ import json
 import os
 import socket
 import stat
+import threading
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import psutil
@@ -21,9 +23,10 @@ from prometheus_client.openmetrics.parser import text_string_to_metric_families
 from safetensors.torch import load_file, save_file
 
 from digirl_dist import Fleet, Run
+from digirl_dist.api.endpoint import Endpoint
 from digirl_dist.cli.main import main
 from digirl_dist.serve import door, server
-from digirl_dist.serve.service import Ask, Refusal, Service
+from digirl_dist.serve.service import Ask, NewPolicy, Refusal, Service
 from digirl_dist.settings.configuration import Source
 from digirl_dist.storage import json_lines
 from digirl_dist.storage.json_lines import DurableMap
@@ -142,6 +145,30 @@ def test_a_rollout_is_cancelled_and_one_that_is_done_is_forgotten(here: Served) 
     assert answered(here.owner.post("/acknowledge", json={"keys": ["late", "unknown"]})) == {"acknowledged": 1}
     assert "POST /rollouts" in answered(here.owner.get("/rollouts/late"), 404)["error"]
     assert all(one["key"] != "late" for one in answered(here.owner.get("/rollouts"))["rollouts"])
+
+
+def test_a_change_of_the_policy_waits_for_the_one_before(tmp_path: Path) -> None:
+    """Else the next one would be made of another endpoint than the one that acts."""
+    began, other = threading.Event(), threading.Event()
+    acts: list[Endpoint] = []
+
+    def update(policy: Endpoint, version: int | None = None) -> int:
+        acts.append(policy)
+        if policy.model == "a":
+            began.set()
+            other.wait(1.0)
+        return len(acts)
+
+    fleet: Any = SimpleNamespace(folder=tmp_path, update=update, asked=dict)
+    service = Service(fleet, Endpoint("http://127.0.0.1:1/v1", "m"))
+    first = threading.Thread(target=service.act_with, args=[NewPolicy(model="a")])
+    first.start()
+    began.wait()
+    service.act_with(NewPolicy(model="b"))
+    other.set()
+    first.join()
+    assert service._policy is acts[-1]
+    service.close()
 
 
 def test_where_too_many_are_known_none_begins_and_the_next_server_starts(
