@@ -222,8 +222,8 @@ def _read_exactly(size: int) -> bytes:
 
 
 def standard_frames() -> tuple[BinaryIO, queue.SimpleQueue[Any]]:
-    """Returns stdout for frames, and the contents of those that come on stdin; None is their end."""
-    answers = os.fdopen(os.dup(1), "wb", buffering=0)
+    """Returns stdout for frames, to be flushed, and the contents of those that come on stdin; None is their end."""
+    answers = os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)  # what environments print must not come between frames
     requests: queue.SimpleQueue[Any] = queue.SimpleQueue()
     threading.Thread(target=_read_requests, args=[requests], daemon=True).start()
@@ -245,6 +245,7 @@ def _serve() -> None:
         except Exception:
             answer = {"error": traceback.format_exc(limit=-4)}
         answers.write(write_frame(answer))
+        answers.flush()
     if hosted is not None:
         hosted.close()
 

@@ -141,6 +141,7 @@ def _serve() -> None:
     def tell(number: int, content: Mapping[str, str]) -> None:
         with writing:
             answers.write(write_frame({"session": number, **content}))
+            answers.flush()
 
     said: dict[int, queue.SimpleQueue[Any]] = {}
     while (request := requests.get()) is not None:

@@ -3,14 +3,20 @@
 from __future__ import annotations
 
 import pickle
+import signal
 import subprocess
 import sys
 import time
+from functools import partial
+from typing import Any
 
+import gymnasium
+import numpy as np
 import pytest
 
 from digirl_dist.child_process import environment
-from digirl_dist.worker_program.environments import PING, PING_S, write_frame
+from digirl_dist.user_code.packing import pack
+from digirl_dist.worker_program.environments import PING, PING_S, EnvHost, write_frame
 
 _PROGRAM = """
 import sys
@@ -43,3 +49,25 @@ def test_environments_of_a_host_whose_connection_breaks_in_the_middle_of_a_frame
     command = [sys.executable, "-m", f"digirl_dist.worker_program.{program}"]
     said = write_frame({"hosted": pickle.dumps(list)}) + write_frame({"do": "step", "with": ["halves"] * 100})[:50]
     subprocess.run(command, env=environment(), input=said, timeout=60.0)
+
+
+class Ticking(gymnasium.Env[Any, Any]):
+    """Its timer interrupts whatever waits, as one that watches over a step does."""
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
+        signal.signal(signal.SIGALRM, lambda *_: None)
+        signal.setitimer(signal.ITIMER_REAL, 0.01, 0.01)
+        return np.zeros(4_000_000, np.uint8), {}
+
+
+@pytest.mark.component
+def test_an_answer_comes_whole_though_signals_interrupt_its_sending() -> None:
+    command, pipe = [sys.executable, "-m", "digirl_dist.worker_program.environments"], subprocess.PIPE
+    with subprocess.Popen(command, env=environment(), stdin=pipe, stdout=pipe) as there:
+        assert there.stdin is not None and there.stdout is not None
+        there.stdin.write(write_frame({"hosted": pack(partial(EnvHost, Ticking, 0))}))
+        there.stdin.write(write_frame({"do": "add", "with": [(0, (None, None))]}))
+        there.stdin.close()
+        size = int.from_bytes(there.stdout.read(4), "big")
+        time.sleep(0.5)  # the pipe is full meanwhile
+        assert size > 4_000_000 and len(there.stdout.read(size)) == size
