@@ -34,7 +34,8 @@ from digirl_dist.types import Json
 from digirl_dist.user_code.blame import described
 from digirl_dist.worker_program.environments import standard_frames, write_frame
 
-_CLOSE_S = 3.0
+_CLOSE_S = 15.0
+"""More than the guard of an emulator takes: one that is killed leaves what is below the emulator behind."""
 
 
 class Session(Protocol):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import pickle
 import signal
 import subprocess
@@ -12,11 +13,16 @@ from typing import Any
 
 import gymnasium
 import numpy as np
+import psutil
 import pytest
 
 from digirl_dist.child_process import environment
+from digirl_dist.protocol.messages import SlotLimits
+from digirl_dist.tasks import Task
+from digirl_dist.trajectory import Observation
 from digirl_dist.user_code.packing import pack
 from digirl_dist.worker_program.environments import PING, PING_S, EnvHost, write_frame
+from digirl_dist.worker_program.sessions import EmulatorSession
 
 _PROGRAM = """
 import sys
@@ -71,3 +77,24 @@ def test_an_answer_comes_whole_though_signals_interrupt_its_sending() -> None:
         size = int.from_bytes(there.stdout.read(4), "big")
         time.sleep(0.5)  # the pipe is full meanwhile
         assert size > 4_000_000 and len(there.stdout.read(size)) == size
+
+
+class Slow:
+    """An emulator with a process of its own, which takes its time to close."""
+
+    def reset(self, task: Task, seed: int) -> Observation:
+        return Observation(str(subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"]).pid))
+
+    def step(self, action: Any) -> Any:
+        """Nobody asks for one."""
+
+    def close(self) -> None:
+        time.sleep(4.0)
+
+
+@pytest.mark.component
+def test_nothing_is_left_of_a_session_whose_emulator_closes_slowly() -> None:
+    session = EmulatorSession(pack(Slow), SlotLimits(), None, {})
+    answer = json.loads(session.say('{"type": "reset", "data": {"task": {"id": "t"}, "seed": 0}}'))
+    session.close()
+    assert not psutil.pid_exists(int(answer["data"]["observation"]["text"]))
