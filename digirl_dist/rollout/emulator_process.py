@@ -36,6 +36,8 @@ if TYPE_CHECKING:
 
 _LENGTH = struct.Struct("!Q")
 _CHUNK = 1 << 20
+_LONGEST_S = 1e6
+"""``poll`` knows no longer time than 24 days."""
 
 
 class Pipe:
@@ -172,11 +174,12 @@ def _guard(child: int, lifeline: int | None, of_the_child: Sequence[int]) -> int
 
 
 def readable(descriptors: Sequence[int], limit_s: float | None) -> list[int]:
-    """Returns those that can be read within that time, or are at their end. ``select`` takes none from 1024 on."""
+    """Returns those that can be read, or are at their end, within that time or ``_LONGEST_S``; none is a reason to look
+    again. ``select`` takes none from 1024 on."""
     watched = select.poll()
     for each in descriptors:
         watched.register(each, select.POLLIN)
-    return [each for each, _ in watched.poll(None if limit_s is None else 1000 * limit_s)]
+    return [each for each, _ in watched.poll(None if limit_s is None else 1000 * min(limit_s, _LONGEST_S))]
 
 
 class _Ends:
