@@ -26,7 +26,7 @@ REASONS = {
     "a curved or free line must be drawn": ("draw-circle", "draw-line"),
     "an exact colour must be set": ("use-colorwheel", "use-colorwheel-2"),
     "scrolling that takes more steps than the page gives": ("sign-agreement",),
-    "an entry that is seen only after scrolling": ("buy-ticket", "click-scroll-list"),
+    "an entry that is seen only after scrolling": ("buy-ticket", "click-scroll-list", "social-media"),
     "a button that has another name than in the instruction": ("login-user-popup",),
     "an icon in the instruction must be recognised": ("click-menu-2",),
     "as many taps as a number says": ("use-spinner",),
