@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import errno
 import os
+import shutil
 import signal
 import stat
 import subprocess
@@ -122,6 +123,18 @@ def test_connections_of_the_user_are_not_shared(openssh: Server, limits: SshSett
     with connect(Address("w1", "w"), limits) as link:
         assert link.run("true").status == 0
         assert not (home / "socket").exists()
+
+
+@pytest.mark.parametrize("name", ["100%hot", "100% zeal", 'the "new" one'])
+def test_a_key_may_lie_in_a_folder_of_any_name(openssh: Server, limits: SshSettings, tmp_path: Path, name: str) -> None:
+    assert openssh.address.key is not None and openssh.address.known_hosts is not None
+    files = {each: tmp_path / name / each for each in ("key", "known_hosts")}
+    files["key"].parent.mkdir()
+    for each, file in files.items():
+        shutil.copy(getattr(openssh.address, each), file)
+    address = dataclasses.replace(openssh.address, **{each: str(file) for each, file in files.items()})
+    with connect(address, limits) as link:
+        assert link.run(["echo", "arrived"]).stdout == b"arrived\n"
 
 
 def test_nobody_else_can_enter_the_folder_of_the_socket_and_it_goes_with_the_connection(

@@ -235,7 +235,7 @@ def _where(address: Address) -> Iterator[str]:
     if address.user is not None:
         yield from ("-l", address.user)
     if address.key is not None:
-        yield from ("-i", os.path.expanduser(address.key), "-o", "IdentitiesOnly=yes")
+        yield from ("-o", f"IdentityFile={_quoted(os.path.expanduser(address.key))}", "-o", "IdentitiesOnly=yes")
     yield from ("--", address.host)
 
 
@@ -265,7 +265,7 @@ def _configuration(address: Address, settings: SshSettings, can_fork: bool = Tru
 
 
 def _quoted(path: str) -> str:
-    return '"' + path.replace("%", "%%") + '"'
+    return '"' + path.replace("%", "%%").replace('"', '\\"') + '"'
 
 
 def whereabouts(address: Address, settings: SshSettings) -> tuple[str, int, bool]:
