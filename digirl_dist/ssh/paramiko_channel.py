@@ -112,7 +112,8 @@ def open_transport(sock: Any, disabled_algorithms: Any = None, *, settings: SshS
     if isinstance(sock, socket.socket):
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         if hasattr(socket, "TCP_USER_TIMEOUT"):
-            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, int(settings.silence_s * 1000))
+            silence_ms = min(int(settings.silence_s * 1000), 2**31 - 1)  # Linux takes no more
+            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, silence_ms)
     heard = cast(Any, HeardSocket(sock))
     transport = Transport(heard, disabled_algorithms=disabled_algorithms, packetizer_class=_Packets)
     options = transport.get_security_options()

@@ -26,7 +26,7 @@ from digirl_dist.child_process import environment, last_lines
 from digirl_dist.emulator import DiscreteActions, EmulatorSpec
 from digirl_dist.errors import ActionError, EmulatorCrashed, EmulatorError, EmulatorHung, SettingsError
 from digirl_dist.protocol.messages import SlotLimits
-from digirl_dist.rollout.emulator_process import _failed_start, plain, readable, restored
+from digirl_dist.rollout.emulator_process import _failed_start, plain, restored
 from digirl_dist.rollout.slot import Slot, State
 from digirl_dist.tasks import Task
 from digirl_dist.trajectory import Observation, Transition
@@ -86,6 +86,16 @@ def test_an_episode_runs_in_another_process(slot: Slot) -> None:
     assert transition.terminated and transition.success
 
 
+def test_the_longest_limits_are_as_good_as_none(tmp_path: Path) -> None:
+    slot = make(tmp_path, Counter, replace(LIMITS, boot_s=1e8, reset_s=1e8, step_s=1e8))
+    slot.start()
+    ask(slot)
+    slot.reset(Task("count"), seed=8)
+    assert ask(slot).vector.tolist() == [0, 1]
+    slot.close()
+    slot.wait(time.monotonic() + 5)
+
+
 def test_emulators_of_a_process_with_thousands_of_open_files_run_and_end_as_others(tmp_path: Path) -> None:
     """As of a worker with hundreds of slots: ``select`` knows no file of such a number."""
     with descriptors_left(2_000):
@@ -100,14 +110,6 @@ def test_emulators_of_a_process_with_thousands_of_open_files_run_and_end_as_othe
         eventually(lambda: not any(psutil.pid_exists(pid) for pid in pids), 5, "the end of the browser")
         for one in held:
             os.close(one)
-
-
-def test_a_limit_of_three_years_is_one_that_can_be_waited_for() -> None:
-    reading, writing = os.pipe()
-    os.write(writing, b"x")
-    assert readable([reading], 1e8) == [reading]
-    os.close(reading)
-    os.close(writing)
 
 
 def test_a_refused_action_leaves_the_emulator_as_it_is(slot: Slot) -> None:

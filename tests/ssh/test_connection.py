@@ -38,6 +38,12 @@ def test_a_command_returns_its_status_and_both_outputs(link: Connection) -> None
     assert done.last_words == "err"
 
 
+def test_the_longest_limits_are_as_good_as_none(server: Server, limits: SshSettings) -> None:
+    longest = SshSettings(limits.transport, connect_s=1e8, login_s=1e8, ping_s=5e7, silence_s=1e8, stall_s=1e8)
+    with connect(server.address, longest) as connection:
+        assert connection.run(["echo", "arrived"]).stdout == b"arrived\n"
+
+
 def test_arguments_arrive_as_they_are_and_a_leading_tilde_is_the_remote_home(link: Connection) -> None:
     done = link.run(["printf", "%s\n", "a b", "it's", "$HOME", "*", "~/x y", "a~"])
     home = link.run("echo $HOME").stdout.decode().strip()
