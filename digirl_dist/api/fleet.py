@@ -49,6 +49,8 @@ _MOST_EPISODES = 10**6
 """All tickets of a round are in memory."""
 _SHOWN = 5
 _LARGEST_SEED = 2**31 - 1
+_LARGEST_VERSION = 2**52
+"""Files and messages hold twice as much: there is room for those that have no number of the caller's own."""
 _LONGEST_OF_A_STREAM = 900
 """Characters of its key: its rollouts have longer ones."""
 _MEASURES = {"task_mode": "evaluate"}
@@ -446,7 +448,7 @@ class Fleet(Closeable):
                 self._sent = policy, newest
                 return newest
             least = 0 if newest is None else newest.iteration + 1
-            version = least if wanted is None else arguments.whole("version", wanted, least)
+            version = least if wanted is None else arguments.whole("version", wanted, least, _LARGEST_VERSION)
             self._sent = policy, checkpoints.save(version, state, {}, {})
         return self._sent[1]
 

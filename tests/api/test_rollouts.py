@@ -11,6 +11,7 @@ import signal
 import subprocess
 import sys
 import threading
+import time
 from collections import Counter as Tally
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -149,6 +150,15 @@ def test_an_endless_stream_asks_for_no_more_than_it_may_and_later_groups_act_wit
     stream.close()  # type: ignore[attr-defined]
     with pytest.raises(SettingsError, match="version"):
         fleet.update(always_one, version=3)
+
+
+def test_a_version_that_no_file_could_hold_is_refused_and_changes_nothing(fleet: Fleet) -> None:
+    fleet.update(always_one, version=17)
+    with pytest.raises(SettingsError, match="is no whole number from 18 to 4,503,599,627,370,496"):
+        fleet.update(always_one, version=time.time_ns())
+    assert fleet.update(always_one, version=2**52) == 2**52
+    assert fleet.update(always_one) == 2**52 + 1
+    assert landed(fleet.submit(FINE)).ticket.policy_version == 2**52 + 1
 
 
 @pytest.mark.parametrize("key", ["", "k" * 1001, "\ud800", 7])
