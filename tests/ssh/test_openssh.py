@@ -296,3 +296,14 @@ def test_a_configuration_may_name_paths_in_any_encoding(tmp_path: Path) -> None:
     (tmp_path / "config").write_bytes(b"Host *\n  IdentityFile /keys/cl\xe9\n")
     found = _asked(["ssh", "-F", str(tmp_path / "config"), "anywhere"], Address("w1", "anywhere"))
     assert os.fsencode(found["identityfile"]) == b"/keys/cl\xe9"
+
+
+def test_a_home_may_have_a_name_in_any_encoding(
+    openssh: Server, limits: SshSettings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    home = Path(os.fsdecode(os.fsencode(tmp_path) + b"/cl\xe9"))
+    (home / ".ssh").mkdir(parents=True)
+    monkeypatch.setenv("HOME", str(home))
+    known(home, openssh.address)
+    with connect(dataclasses.replace(openssh.address, known_hosts=None), limits) as link:
+        assert link.run(["echo", "arrived"]).stdout == b"arrived\n"

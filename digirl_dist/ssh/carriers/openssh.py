@@ -281,7 +281,7 @@ def _base(folder: Path, address: Address, settings: SshSettings) -> list[str]:
     config = folder / "config"
     with _told(address.name):
         can_fork = _can_fork(shutil.which("ssh") or "ssh")
-    config.write_text("\n".join(_configuration(address, settings, can_fork)) + "\n")
+    config.write_bytes(os.fsencode("\n".join(_configuration(address, settings, can_fork)) + "\n"))
     return ["ssh", "-F", str(config), *_where(address)]
 
 
