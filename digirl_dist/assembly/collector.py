@@ -208,7 +208,7 @@ def _slurm_nodes(context: RunContext, stack: ExitStack) -> Nodes:
 
     settings, limits = context.settings, context.settings.limits
     name = f"digirl-dist-{context.folder.run_id}"
-    silence_s = limits.orphan_s + limits.back_off_max_s
+    silence_s = max(limits.orphan_s + limits.back_off_max_s, settings.ssh.silence_s)  # within which there are pings
     jobs = Jobs(settings.slurm, name, context.folder.root.absolute() / "slurm", silence_s)
     nodes = Nodes(jobs, settings.ssh, settings.slurm.pending_s)
     stack.callback(nodes.close)

@@ -5,13 +5,16 @@ from __future__ import annotations
 import errno
 import os
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import psutil
 import pytest
 from process_watch import eventually
 
+from digirl_dist.assembly.collector import _slurm_nodes
 from digirl_dist.collect.leases import Leases
 from digirl_dist.collect.worker_table import WorkerTable
 from digirl_dist.errors import ClusterError, CollectionError, LinkLostError, SettingsError, UnreachableError
@@ -222,3 +225,16 @@ def test_a_command_of_slurm_that_hangs_ends_with_all_that_it_started(
         Jobs(SlurmSettings(), "mine", slurm, 60.0).look("7")
     child = int((slurm / "child").read_text())
     eventually(lambda: not psutil.pid_exists(child) or psutil.Process(child).status() == "zombie")
+
+
+def test_a_job_waits_for_longer_than_the_host_is_silent_between_two_pings(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    scripts: list[str] = []
+    monkeypatch.setattr(slurm_jobs, "ask", lambda _, script: scripts.append(script) or ("", ""))
+    settings = Settings(ssh=SshSettings(ping_s=300.0, silence_s=700.0))
+    context: Any = SimpleNamespace(settings=settings, folder=SimpleNamespace(run_id="r1", root=tmp_path))
+    with ExitStack() as stack:
+        nodes = _slurm_nodes(context, stack)
+        nodes._jobs.would_start(SlurmAddress("w1", "slurm"))
+    assert "no word of the host for 700 s" in scripts[0]
