@@ -56,8 +56,8 @@ class RayDistributionCfg:
                 raise TypeError(f"{name}={given!r} is no number")
             amount = float(given)
             if name.endswith("_s"):
-                if not amount > 0:
-                    raise ValueError(f"{name}={given}: more than 0 seconds are needed")
+                if not 0 < amount <= 1e8:  # Ray takes no infinite time
+                    raise ValueError(f"{name}={given}: more than 0 seconds are needed, and at most 100,000,000")
             elif not 0 <= amount < math.inf or (amount > 1 and amount % 1):
                 raise ValueError(f"{name}={given}: 0 or more is needed, and a whole number beyond 1, as Ray has it")
 

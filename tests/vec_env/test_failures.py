@@ -265,6 +265,7 @@ def test_metrics_stay_in_their_file_when_the_program_goes_to_another_folder(
         (lambda: RayDistributionCfg(2, gpu_num_per_proc=1.5), "gpu_num_per_proc=1.5: .* whole number beyond 1"),
         (lambda: RayDistributionCfg(2, cpu_num_per_proc=float("nan")), "cpu_num_per_proc=nan: 0 or more"),
         (lambda: RayDistributionCfg(2, step_limit_s=0), "step_limit_s=0: more than 0 seconds"),
+        (lambda: RayDistributionCfg(2, step_limit_s=float("inf")), "step_limit_s=inf: .* at most 100,000,000"),
         (lambda: RayDistributionCfg(2, start_limit_s="9"), "start_limit_s='9' is no number"),  # type: ignore[arg-type]
     ],
 )
