@@ -243,7 +243,8 @@ class Jobs:
         if settings.memory_gb is not None:
             options.append(f"--mem={math.ceil(settings.memory_gb * 1024)}M")
         own = [f"--job-name={self._name}", "--nodes=1", "--ntasks=1", "--requeue", EXPORT]
-        log = [f"--output={self._logs}/%j.log", "--open-mode=append", "--chdir=/"]
+        logs = str(self._logs).replace("%", "%%")  # which Slurm would expand
+        log = [f"--output={logs}/%j.log", "--open-mode=append", "--chdir=/"]
         return ["sbatch", *own, *log, *options, *settings.options]
 
 

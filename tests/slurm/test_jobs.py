@@ -238,3 +238,10 @@ def test_a_job_waits_for_longer_than_the_host_is_silent_between_two_pings(
         nodes = _slurm_nodes(context, stack)
         nodes._jobs.would_start(SlurmAddress("w1", "slurm"))
     assert "no word of the host for 700 s" in scripts[0]
+
+
+def test_the_log_of_a_job_may_lie_in_a_folder_with_any_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[str] = []
+    monkeypatch.setattr(slurm_jobs, "ask", lambda command, _: asked.extend(command) or ("", ""))
+    Jobs(SlurmSettings(), "mine", Path("/100%x"), 60.0).would_start(SlurmAddress("w1", "slurm"))
+    assert "--output=/100%%x/%j.log" in asked  # sbatch(1): %% is the character %
