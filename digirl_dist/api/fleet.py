@@ -422,12 +422,16 @@ class Fleet(Closeable):
             device = build_device(settings, settings.emulator)  # as this agent uses it
             if acts_here:  # it may not know how probable its actions are
                 device = replace(device, guard=replace(device.guard, knows_log_prob=False))
-            with shown("start the fleet", sys.stderr if redraws(sys.stderr) else None):
-                self._started = open_fleet(settings, device, policy.factory, self._folder, self._stack, acts_here)
-            self._rollouts = Rollouts(self._started, self._first_round(self._folder))  # which is ours alone by now
-            self._stack.callback(self._rollouts.close)
-            self._rollouts.stream.acknowledge(self._acknowledged)
-            self._acknowledged = []
+            with shown("start the fleet", sys.stderr if redraws(sys.stderr) else None), ExitStack() as undone:
+                started = open_fleet(settings, device, policy.factory, self._folder, undone, acts_here)
+                rollouts = Rollouts(started, self._first_round(self._folder))  # which is ours alone by now
+                undone.callback(rollouts.close)
+                rollouts.stream.acknowledge(self._acknowledged)
+                self._stack.push(undone.pop_all())
+            if self._is_closed:  # by another thread, which may have found nothing to take down
+                self._stack.close()
+                raise SettingsError("this fleet was closed while it started: open another one")
+            self._started, self._rollouts, self._acknowledged = started, rollouts, []
 
     def _checkpoint(self, policy: Policy, wanted: int | None = None, changes: bool = False) -> Checkpoint:
         """The policy as it is now, under the version that is ``wanted``, or the number of policies before it."""

@@ -17,8 +17,9 @@ from process_watch import eventually
 from small_run import make_run
 
 from digirl_dist import Fleet, Run, Task
+from digirl_dist.assembly import collector
 from digirl_dist.child_process import environment
-from digirl_dist.errors import SettingsError
+from digirl_dist.errors import RunFolderError, SettingsError
 from digirl_dist.tasks import SEEDS
 
 pytestmark = pytest.mark.system
@@ -128,3 +129,32 @@ def test_calls_that_are_refused_or_come_at_once_leave_every_collection_whole(tmp
         assert [push.result() for push in pushes] == [None, None]
         found = list(threads.map(lambda seed: fleet.collect(policy, episodes=np.int64(3), seed=seed), range(3)))
     assert [len(each) for each in found] == [3, 3, 3]
+
+
+CARTPOLE: dict[str, Any] = {"emulator": {"name": "gymnasium", "id": "CartPole-v1"}, "bsize": 1}
+
+
+def test_a_fleet_that_could_not_start_leaves_nothing_and_starts_once_the_cause_is_gone(tmp_path: Path) -> None:
+    (tmp_path / "rollouts.jsonl").write_text("no line of ours\n")
+    with Fleet.inline(save_path=tmp_path, **CARTPOLE) as fleet:
+        for _ in range(2):  # its folder is not in use by this process itself
+            with pytest.raises(RunFolderError, match=r"rollouts\.jsonl is damaged"):
+                fleet.submit(fleet.tasks[0], act=lambda seen: [0] * len(seen))
+        (tmp_path / "rollouts.jsonl").unlink()
+        assert fleet.submit(fleet.tasks[0], act=lambda seen: [0] * len(seen)).result(60)
+
+
+def test_a_fleet_that_is_closed_while_it_starts_leaves_its_folder_free(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    starts, first = collector.open_fleet, Fleet.inline(save_path=tmp_path, **CARTPOLE)
+
+    def started(*words: Any) -> Any:
+        first.close()  # as another thread does
+        return starts(*words)
+
+    with monkeypatch.context() as patched, pytest.raises(SettingsError, match="was closed while it started"):
+        patched.setattr(collector, "open_fleet", started)
+        first.submit(first.tasks[0], act=lambda seen: [0] * len(seen))
+    with Fleet.inline(save_path=tmp_path, **CARTPOLE) as second:
+        assert second.submit(second.tasks[0], act=lambda seen: [0] * len(seen)).result(60)
