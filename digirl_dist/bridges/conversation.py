@@ -53,6 +53,9 @@ class Conversation:
                 reasons.append(str(error).strip().splitlines()[-1])
                 self._lose(error)
                 continue
+            except BaseException:  # such as Ctrl-C: the next message would get the answer to this one
+                self.close()
+                raise
             if kind in ("reset", "step", "mcp"):
                 self._told.append((message, _digest(answer)))
             return answer

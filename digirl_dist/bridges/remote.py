@@ -47,11 +47,14 @@ class Remote:
     envs: list[int] = field(default_factory=list)
     _writing: threading.Lock = field(default_factory=threading.Lock)
     _closed: threading.Event = field(default_factory=threading.Event)
+    _unread: int = 0
+    """Answers that are still to come."""
 
     def __post_init__(self) -> None:
         threading.Thread(target=self._ping, name=f"ping-{self.name}", daemon=True).start()
 
     def send(self, request: str, asked: Any) -> None:
+        self._unread += 1
         self.write({"do": request, "with": asked})
 
     def write(self, content: Mapping[str, Any]) -> None:
@@ -82,6 +85,9 @@ class Remote:
     def answer(self, limit_s: float) -> bytes:
         """Returns the results as MessagePack. Raises WorkerError if the worker is lost, EmulatorError for a failure."""
         reply = self.frame(limit_s, _REPLIES)
+        self._unread -= 1
+        if self._unread > 0:  # whoever waited for this one was interrupted
+            return self.answer(limit_s)
         if reply.error is not None:
             raise EmulatorError(f"an environment of worker {self.name} raised: {shortened(reply.error)}")
         if not bytes(reply.results):

@@ -292,6 +292,25 @@ def test_an_error_without_end_is_told_in_part() -> None:
     assert len(str(raised.value)) < 100_000
 
 
+@pytest.mark.unit
+def test_who_was_interrupted_is_not_told_afterwards_what_others_asked() -> None:
+    stream = io.BytesIO(write_frame({"results": "before"}) + write_frame({"results": "now"}))
+    interruptions = [KeyboardInterrupt]
+
+    def read(size: int, _: float) -> bytes:
+        if interruptions:
+            raise interruptions.pop()
+        return stream.read(size)
+
+    source: Any = SimpleNamespace(read_exactly=read, write=lambda data: None)
+    program = remote.Remote("w1", source)
+    program.send("step", [])
+    with pytest.raises(KeyboardInterrupt):
+        program.answer(1.0)
+    program.send("reset", [])
+    assert msgspec.msgpack.decode(program.answer(1.0)) == "now"
+
+
 def test_other_emulators_are_refused() -> None:
     with pytest.raises(SettingsError, match="has emulator=gymnasium, not phone"), fleet_vector_env(2, ["dry_run=true"]):
         pass

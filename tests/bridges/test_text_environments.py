@@ -19,8 +19,9 @@ from package_environment import python_with
 from process_watch import ssh_server
 from tiny_model import TAPS
 
+from digirl_dist.bridges.conversation import Conversation
 from digirl_dist.bridges.openenv import openenv_fleet
-from digirl_dist.bridges.sessions import Sessions, _Program
+from digirl_dist.bridges.sessions import Sessions, _Program, _Told
 from digirl_dist.bridges.trl_environment import FleetEnvironment
 from digirl_dist.errors import EmulatorError, WorkerError
 from digirl_dist.settings import LimitSettings
@@ -142,3 +143,36 @@ def test_verifiers_own_client_and_server_run_ten_rounds_over_two_workers_of_whic
     told: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
     assert len(told["rounds"]) == 10 and all(ok and rewards for each in told["rounds"] for ok, rewards in each)
     assert told["lost"]["ok"] is False and told["lost"]["errors"] and told["lost"]["rewards"] == [None]
+
+
+def test_what_answered_a_message_that_was_interrupted_answers_no_other() -> None:
+    class Echo:
+        """A worker's program that answers each session with what it said."""
+
+        name = "w1"
+
+        def __init__(self) -> None:
+            self._frames: queue.SimpleQueue[_Told] = queue.SimpleQueue()
+
+        def write(self, told: dict[str, Any]) -> None:
+            if "say" in told:
+                self._frames.put(_Told(told["session"], told["say"]))
+
+        def frame(self, *_: Any) -> _Told:
+            return self._frames.get()
+
+        def close(self) -> None: ...
+
+    def interrupted(timeout: float) -> Any:
+        raise KeyboardInterrupt
+
+    machine: Any = SimpleNamespace(name="w1", start=lambda packed, program: Echo())
+    talk = Conversation(Sessions([machine], b"", LimitSettings(), 0), {}, lambda asked: asked)
+    first, second, third = (json.dumps({"type": "step", "data": number}) for number in range(3))
+    assert talk.answer(first) == first and talk._session is not None
+    talk._session._told.get = interrupted  # type: ignore[method-assign, assignment]
+    with pytest.raises(KeyboardInterrupt):
+        talk.answer(second)
+    if talk._session is not None:
+        del talk._session._told.get
+    assert talk.answer(third) == third
