@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -24,7 +24,7 @@ from digirl_dist.parallel.group import Group
 from digirl_dist.parallel.rank import Rank, is_of_jax, own_rank
 from digirl_dist.settings import configuration
 from digirl_dist.train.launch import RankContext, join_ranks, streams_of
-from digirl_dist.train.streams import Stream
+from digirl_dist.train.streams import Stream, Streams
 from digirl_dist.train.watched_emulator import Watch
 from digirl_dist.trajectory import Decision
 
@@ -36,8 +36,9 @@ class EmulatorVector(VectorEnv[np.ndarray, np.ndarray, np.ndarray]):
     ``digirl_dist.train``; the seed given to ``reset`` is ignored.
     """
 
-    def __init__(self, streams: Sequence[Stream], spec: EmulatorSpec, max_steps: int | None) -> None:
-        """Raises SettingsError for an emulator whose observations are no mere vectors, or whose actions are touches."""
+    def __init__(self, begin: Callable[[], Sequence[Stream]], spec: EmulatorSpec, max_steps: int | None) -> None:
+        """Raises SettingsError for an emulator whose observations are no mere vectors, or whose actions are touches,
+        before it has any ``begin``."""
         if not spec.vector_size:
             raise SettingsError("skrl and rsl_rl get observations as vectors, and this emulator has none")
         if spec.image_size is not None:
@@ -46,13 +47,13 @@ class EmulatorVector(VectorEnv[np.ndarray, np.ndarray, np.ndarray]):
                 "without them in emulator.observe, or use digirl_dist.train"
             )
         self.metadata = {"autoreset_mode": AutoresetMode.SAME_STEP}
-        self.num_envs = len(streams)
         self.max_steps = max_steps
         self.single_observation_space = gymnasium.spaces.Box(-np.inf, np.inf, (spec.vector_size,), np.float32)
         self.single_action_space = _action_space(spec)
+        self._streams = begin()
+        self.num_envs = len(self._streams)
         self.observation_space = batch_space(self.single_observation_space, self.num_envs)
         self.action_space = batch_space(self.single_action_space, self.num_envs)
-        self._streams = streams
 
     def reset(
         self, *, seed: int | Sequence[int | None] | None = None, options: dict[str, Any] | None = None
@@ -79,8 +80,7 @@ class EmulatorVector(VectorEnv[np.ndarray, np.ndarray, np.ndarray]):
         return self._seen(), rewards, terminated, truncated, infos
 
     def close_extras(self, **_: Any) -> None:
-        for stream in self._streams:
-            stream.close()
+        Streams(self._streams, self.max_steps).close()
 
     def _seen(self) -> np.ndarray:
         return np.stack([np.asarray(stream.observation.vector, np.float32) for stream in self._streams])
@@ -122,7 +122,7 @@ def ranked_vector(
 
 
 def _vector(context: RankContext) -> EmulatorVector:
-    return EmulatorVector(streams_of(context), context.emulator.spec, context.emulator.max_steps)
+    return EmulatorVector(partial(streams_of, context), context.emulator.spec, context.emulator.max_steps)
 
 
 def _action_space(spec: EmulatorSpec) -> gymnasium.Space[Any]:

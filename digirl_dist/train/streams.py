@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 
 import numpy as np
@@ -180,9 +181,10 @@ class Streams:
         return found
 
     def close(self) -> None:
-        """Closes all emulators."""
-        for stream in self._streams:
-            stream.close()
+        """Closes all emulators, then raises what the last that could not be closed raised."""
+        with ExitStack() as stack:
+            for stream in self._streams:
+                stack.callback(stream.close)
 
     def _end_fragment(self, stream: Stream, iteration: int, found: Collected) -> None:
         fragment = stream.fragment(iteration)

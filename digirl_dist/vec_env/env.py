@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import closing
 from numbers import Integral
 from typing import Any
 
@@ -234,6 +235,6 @@ def _columns(answers: Sequence[Result]) -> Stepped:
 
 
 def _close(pool: LocalPool | RayPool, episodes: Episodes, count: int) -> None:
-    for env in range(count):
-        episodes.leave(env, "closed")
-    pool.close()
+    with closing(pool):  # also where the metrics cannot be written
+        for env in range(count):
+            episodes.leave(env, "closed")

@@ -97,12 +97,7 @@ class EnvHost:
         """Raises EmulatorError for code that ends by ``sys.exit``, TypeError for what is no environment."""
         self._make = make
         self.envs: list[gymnasium.Env[Any, Any]] = []
-        try:
-            for _ in range(count):
-                self.envs.append(_made(make))
-        except BaseException:
-            self.close()
-            raise
+        self._make_more(count)
 
     def answer(self, request: str, asked: Sequence[Any]) -> list[msgspec.Raw]:
         """Answers a request that came over a wire."""
@@ -110,8 +105,17 @@ class EnvHost:
 
     def add(self, asked: Sequence[tuple[int, Any]]) -> list[Result]:
         """Makes an environment for each pair, whose numbers follow those that are there, and resets it."""
-        self.envs += [_made(self._make) for _ in asked]
+        self._make_more(len(asked))
         return self.reset(asked)
+
+    def _make_more(self, count: int) -> None:
+        """Closes all if one cannot be made: nobody would know those that were by their numbers."""
+        try:
+            for _ in range(count):
+                self.envs.append(_made(self._make))
+        except BaseException:
+            self.close()
+            raise
 
     def reset(self, asked: Sequence[tuple[int, Any]]) -> list[Result]:
         """Begins episodes. The arguments are pairs of a seed and options, of which either may be None."""

@@ -13,9 +13,11 @@ import pytest
 from packaging.requirements import Requirement
 from rank_launch import example, launch_together, torchrun
 
+from digirl_dist.bridges import vector
 from digirl_dist.bridges.vector import EmulatorVector, ranked_vector
 from digirl_dist.emulator import DiscreteActions, EmulatorSpec
 from digirl_dist.errors import SettingsError
+from digirl_dist.train.launch import RankContext
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 CORRIDOR = ["emulator.id=null", "emulator.entry_point=examples.corridor:Corridor", "bsize=3", "seed=7"]
@@ -49,13 +51,17 @@ def test_what_is_met_follows_from_the_seed() -> None:
 
 def test_pictures_beside_vectors_are_not_left_out_without_a_word() -> None:
     with pytest.raises(SettingsError, match=r"has pictures, too: .*emulator\.observe"):
-        EmulatorVector([], EmulatorSpec(DiscreteActions(2), vector_size=2, image_size=(8, 8)), None)
+        EmulatorVector(list, EmulatorSpec(DiscreteActions(2), vector_size=2, image_size=(8, 8)), None)
 
 
 @pytest.mark.component
-def test_what_a_vector_cannot_say_is_refused() -> None:
-    with pytest.raises(SettingsError, match="as vectors"), ranked_vector(["emulator=phone"], config_name="host"):
-        pass
+def test_what_a_vector_cannot_say_is_refused_before_any_emulator_starts(monkeypatch: pytest.MonkeyPatch) -> None:
+    begun: list[RankContext] = []
+    with monkeypatch.context() as patched, pytest.raises(SettingsError, match="as vectors"):
+        patched.setattr(vector, "streams_of", begun.append)
+        with ranked_vector(["emulator=phone"], config_name="host"):
+            pass
+    assert not begun
     pytest.importorskip("rsl_rl")
     from digirl_dist.bridges.rsl_rl import RslRlVecEnv
 

@@ -66,6 +66,21 @@ def test_emulators_that_were_started_are_closed_if_another_one_cannot_begin() ->
     assert len(Fourth.open) == 2, "those of before alone"
 
 
+def test_an_emulator_that_cannot_be_closed_leaves_none_of_the_others_open() -> None:
+    closed: list[int] = []
+
+    class Stuck(Counter):
+        def close(self) -> None:
+            closed.append(len(closed))
+            raise EmulatorError(f"number {closed[-1]} is stuck")
+
+    tasks = Counter.tasks("default", "train")
+    running = [Stream(Stuck(5), tasks, "rank0", slot, seed=3) for slot in range(3)]
+    with pytest.raises(EmulatorError, match="is stuck"):
+        Streams(running, None).close()
+    assert len(closed) == 3
+
+
 def actions(trajectories: Sequence[Trajectory]) -> dict[str, list[int]]:
     found: dict[str, list[int]] = {}
     for each in trajectories:

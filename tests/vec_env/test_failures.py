@@ -238,6 +238,25 @@ def test_environments_that_were_made_before_another_could_not_be_are_closed() ->
         VecEnv(VecEnvConfig(lambda: 5, 1, []))  # type: ignore[arg-type,return-value]
 
 
+def test_environments_are_closed_whose_metrics_cannot_be_written_or_that_joined_later(tmp_path: Path) -> None:
+    closed: list[int] = []
+
+    class Counted(Fragile):
+        def close(self) -> None:
+            closed.append(1)
+
+    env = VecEnv(VecEnvConfig(Counted, 2, episodes([(5, "", -1)] * 2), str(tmp_path / "metrics" / "lines")))
+    env.reset()
+    (tmp_path / "metrics").rmdir()
+    with pytest.raises(FileNotFoundError):
+        env.close()
+    assert len(closed) == 2
+    host = EnvHost(iter([Counted(), Counted(), Counted(), 5]).__next__)
+    with pytest.raises(TypeError, match="made 5"):
+        host.add([(number, (0, {})) for number in range(4)])
+    assert len(closed) == 5
+
+
 def test_closed_environments_say_so(tmp_path: Path) -> None:
     env = VecEnv(VecEnvConfig(Fragile, 2, episodes([(5, "", -1)] * 2)))
     env.close()
