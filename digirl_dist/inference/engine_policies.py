@@ -156,6 +156,8 @@ class EnginePolicies:
         self._unloads.do(ended.set)
         ended.wait(_END_S)
         self._close()
+        for threads in (self._loads, self._unloads, self._requests):
+            threads.close()
 
     def _begin(self, checkpoint: Checkpoint) -> _Version:
         loading = self._versions[checkpoint.iteration] = _Version(checkpoint)

@@ -75,6 +75,7 @@ class SpreadAgent:
             finally:
                 with self._changed:
                     server.busy -= 1
+                    self._changed.notify_all()  # it may be there again
         raise next(reversed(failed.values()), ChatAway(f"all {len(self._servers)} servers of engine.url are away"))
 
     def close(self) -> None:

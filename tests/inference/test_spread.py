@@ -177,6 +177,22 @@ def test_closing_ends_the_wait_for_servers_that_are_away() -> None:
         assert isinstance(errors.get(timeout=60), ChatAway)
 
 
+def test_requests_that_wait_for_a_server_go_to_it_as_soon_as_it_has_answered_one() -> None:
+    began, until = threading.Event(), threading.Event()
+    with servers(1) as found:
+        found[0].script = [held(began, until)]
+        agent, _ = spread(found, outage_s=300.0)
+        agent._servers[0].pause_s = 60.0  # it was lost, and a request may try it
+        waiting = [threading.Thread(target=agent.decide, args=("m", SEEN, rng()), daemon=True) for _ in range(3)]
+        for each in waiting:
+            each.start()
+        assert began.wait(60)
+        until.set()
+        for each in waiting:
+            each.join(20)
+        assert not any(each.is_alive() for each in waiting)
+
+
 @pytest.mark.unit
 @pytest.mark.parametrize("urls", [[], ["http://a/v1", "http://a/v1"], ["http://a/v1", "b"]])
 def test_addresses_are_several_different_ones(urls: list[str]) -> None:
@@ -198,6 +214,16 @@ def policies(one: Endpoint, folder: Path) -> Iterator[EnginePolicies]:
     finally:
         found.close()
         events.close()
+
+
+def test_no_thread_of_it_outlives_a_policy(tmp_path: Path) -> None:
+    before = set(threading.enumerate())
+    with servers(1) as (one,), policies(one, tmp_path):
+        assert {each.name for each in set(threading.enumerate()) - before} >= {"engine-0", "engine-1", "engine-load-0"}
+    until = time.monotonic() + 60
+    while any(each.name.startswith("engine") for each in set(threading.enumerate()) - before):
+        assert time.monotonic() < until
+        time.sleep(0.01)
 
 
 @pytest.mark.parametrize(
