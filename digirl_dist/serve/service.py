@@ -117,7 +117,8 @@ class Service:
         self._policy = policy
         self._trust = trust
         self._changing = threading.Lock()
-        self._asking = threading.Lock()
+        self._noting = threading.Lock()
+        """Held from what is known of a key until what comes of it is noted."""
         self._rollouts: dict[str, Rollout] = {}
         """Those that are under way."""
         self._over: queue.SimpleQueue[Rollout | None] = queue.SimpleQueue()
@@ -146,7 +147,7 @@ class Service:
             raise Refusal(400, f"{len(keys)} times {size:,} bytes of a task are too much: shorten it, or ask in parts")
         limit_s = math.inf if wanted.deadline_s is None else wanted.deadline_s
         found: dict[str, Rollout] = {}
-        with self._asking:
+        with self._noting:
             if sum(self.journal.get(key) is None for key in keys) > max(0, json_lines.MOST_KEYS - len(self.journal)):
                 raise Refusal(400, f"{len(self.journal):,} rollouts are kept: acknowledge those that you are done with")
             try:
@@ -241,21 +242,22 @@ class Service:
                 waiting = []
 
     def _has_noted(self, waiting: list[Rollout]) -> bool:
-        ended = {str(each.key): entry for each in waiting if (entry := self._ended(each)) is not None}
-        try:
-            self.journal.end(ended)
-        except RunFolderError as error:
-            self._disk = str(error)
-            return False
-        self._disk = ""
-        self.ended.update(entry.state for entry in ended.values())
-        for entry in ended.values():
-            if entry.state in ("landed", "infrastructure"):
-                self._machines = entry.about.get("reason", "")
-        for rollout in waiting:
-            if self._rollouts.get(str(rollout.key)) is rollout and not self.closing.is_set():
-                del self._rollouts[str(rollout.key)]
-        return True
+        with self._noting:  # else who asks meanwhile for one that was lost would find it over
+            ended = {str(each.key): entry for each in waiting if (entry := self._ended(each)) is not None}
+            try:
+                self.journal.end(ended)
+            except RunFolderError as error:
+                self._disk = str(error)
+                return False
+            self._disk = ""
+            self.ended.update(entry.state for entry in ended.values())
+            for entry in ended.values():
+                if entry.state in ("landed", "infrastructure"):
+                    self._machines = entry.about.get("reason", "")
+            for rollout in waiting:
+                if self._rollouts.get(str(rollout.key)) is rollout and not self.closing.is_set():
+                    del self._rollouts[str(rollout.key)]
+            return True
 
     def _ended(self, rollout: Rollout) -> Entry | None:
         """Returns how it ended; None where that does not count: the server closes, or it was asked for again."""

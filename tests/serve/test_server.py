@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import math
 import os
 import socket
 import stat
@@ -25,11 +26,15 @@ from safetensors.torch import load_file, save_file
 from digirl_dist import Fleet, Run
 from digirl_dist.api.endpoint import Endpoint
 from digirl_dist.cli.main import main
+from digirl_dist.collect.leases import Lost
+from digirl_dist.collect.stream import Rollout
 from digirl_dist.serve import door, server
+from digirl_dist.serve.journal import Entry
 from digirl_dist.serve.service import Ask, NewPolicy, Refusal, Service
 from digirl_dist.settings.configuration import Source
 from digirl_dist.storage import json_lines
 from digirl_dist.storage.json_lines import DurableMap
+from digirl_dist.tasks import Task, Ticket
 
 pytestmark = [pytest.mark.system, pytest.mark.timeout(400), pytest.mark.long_file(90)]
 
@@ -168,6 +173,32 @@ def test_a_change_of_the_policy_waits_for_the_one_before(tmp_path: Path) -> None
     other.set()
     first.join()
     assert service._policy is acts[-1]
+    service.close()
+
+
+def test_a_lost_rollout_that_is_asked_for_again_as_its_loss_is_noted_is_under_way(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[Rollout] = []
+
+    def submit(task: str, key: str, **_: Any) -> Rollout:
+        asked.append(Rollout(Ticket(0, len(asked), Task(task), 0, 0), key, lambda _: None, math.inf))
+        return asked[-1]
+
+    def end(entries: dict[str, Entry]) -> None:
+        again.start()
+        again.join(1.0)  # it waits
+        ends(entries)
+
+    fleet: Any = SimpleNamespace(folder=tmp_path, update=lambda _: 0, asked=dict, submit=submit, status=dict)
+    service = Service(fleet, Endpoint("http://127.0.0.1:1/v1", "m"))
+    service.ask(wanted := Ask("k", "t"))
+    ends, again = service.journal.end, threading.Thread(target=service.ask, args=[wanted])
+    monkeypatch.setattr(service.journal, "end", end)
+    asked[0].set_result(Lost("infrastructure", "its worker is gone"))
+    eventually(lambda: len(asked) == 2 and service.journal.newest == 1)
+    again.join()
+    assert service.entry("k").state == "running" and service.status()["running"] == 1
     service.close()
 
 
