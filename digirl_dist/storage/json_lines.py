@@ -196,7 +196,7 @@ class DurableMap:
         lines = [_line(key, value) for key, value in changes.items()]
         if (longest := max(map(len, lines))) > LONGEST_LINE:
             raise SettingsError(f"a key with its task takes {longest:,} bytes, more than {LONGEST_LINE:,}: shorten it")
-        if limited and len(self.values.keys() | changes.keys()) > MOST_KEYS:
+        if limited and len(self.values) + sum(key not in self.values for key in changes) > MOST_KEYS:
             raise SettingsError(f"{self.path} has {len(self.values):,} keys: acknowledge those that you are done with")
         try:
             append(self.path, b"".join(lines), flushed=True)

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from digirl_dist.collect.leases import Grant, LeaseLedger
+from digirl_dist.errors import SettingsError
 from digirl_dist.judge import Verdict
 from digirl_dist.judge.model import Verdicts
 from digirl_dist.storage import json_lines
@@ -51,3 +53,21 @@ def test_a_line_is_what_json_says_or_left_out(tmp_path: Path, line: bytes) -> No
         said = None
     between = [said] if isinstance(said, dict) else []
     assert repr(json_lines.read(path)) == repr([{"first": 1}, *between, {"last": 1}])
+
+
+def test_a_change_looks_at_no_other_key_however_many_there_are(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else each of half a million rollouts would cost a look at all that were asked for before."""
+
+    class Unlisted(dict[str, Any]):
+        def keys(self) -> Any:
+            raise AssertionError("all keys are listed")
+
+    monkeypatch.setattr(json_lines, "MOST_KEYS", 2)
+    kept = json_lines.DurableMap(tmp_path / "kept.jsonl")
+    kept.values = Unlisted()
+    kept.write({"a": 1, "b": 2})
+    kept.write({"a": 3, "b": None})
+    kept.write({"c": 4, "a": 5})
+    with pytest.raises(SettingsError, match="has 2 keys"):
+        kept.write({"a": 1, "d": 2})
+    assert json_lines.DurableMap(tmp_path / "kept.jsonl").values == {"c": 4, "a": 5}
