@@ -7,7 +7,7 @@ import platform
 import re
 import time
 import uuid
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from dataclasses import asdict, dataclass
 from io import FileIO
 from itertools import chain, count, islice
@@ -224,15 +224,17 @@ class RunFolder:
         """Tells this process from others that use a folder of the same run, as clones of a machine do."""
         try:
             root.mkdir(mode=0o700, parents=True, exist_ok=True)
-            self._lock = self._take_lock()
-            for name in ("", *FOLDERS):
-                atomic_files.sweep(root / name)
-            self.run_id, self.copy_of = _identity(root)
-            """The run's id, and machine and path of the run folder that this one was found to be a copy of, if so."""
-            self._lock.truncate(0)
-            self._lock.write(b"%d\n" % os.getpid())
-            if not (keep and (root / "config.yaml").exists()):
-                atomic_files.write_text(root / "config.yaml", configuration)
+            with ExitStack() as undone:
+                self._lock = undone.enter_context(self._take_lock())  # which an error's traceback would keep
+                for name in ("", *FOLDERS):
+                    atomic_files.sweep(root / name)
+                self.run_id, self.copy_of = _identity(root)
+                """The run's id, and machine and path of the run folder that this one was found to copy, if so."""
+                self._lock.truncate(0)
+                self._lock.write(b"%d\n" % os.getpid())
+                if not (keep and (root / "config.yaml").exists()):
+                    atomic_files.write_text(root / "config.yaml", configuration)
+                undone.pop_all()
         except OSError as error:
             where = error.filename2 or error.filename or root
             raise RunFolderError(f"save_path={root} cannot be used: {where}: {error.strerror or error}") from error

@@ -31,6 +31,15 @@ def test_who_may_read_a_run_folder_that_is_there_stays_its_owners_choice(tmp_pat
     assert (tmp_path / "mine").stat().st_mode & 0o777 == 0o750
 
 
+def test_a_folder_that_could_not_be_used_is_free_while_the_error_is_looked_at(tmp_path: Path) -> None:
+    (tmp_path / "run.json").write_text("{")
+    with pytest.raises(RunFolderError, match=r"run\.json is damaged") as looked_at:
+        RunFolder(tmp_path, "")
+    (tmp_path / "run.json").unlink()
+    RunFolder(tmp_path, "").close()
+    assert looked_at.tb is not None, "a notebook keeps it too"
+
+
 def test_who_asks_whether_a_run_goes_on_writes_nothing_and_keeps_no_host_out(tmp_path: Path) -> None:
     assert not is_running(tmp_path) and not list(tmp_path.iterdir())
     RunFolder(tmp_path, "").close()
