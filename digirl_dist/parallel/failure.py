@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 import traceback
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 
 from digirl_dist.errors import CheckpointError, EmulatorError, PeerError, RunFolderError, SettingsError, StateError
 from digirl_dist.parallel.rank import Rank
@@ -17,8 +17,9 @@ _PATIENCE_S = 10.0
 
 def say(rank: Rank, words: str) -> None:
     """Prints words of a rank, a line or more, in one write."""
-    sys.stderr.write(f"rank {rank.rank} of {rank.world_size} {printable(words)}")
-    sys.stderr.flush()
+    with suppress(OSError):  # the terminal may be gone
+        sys.stderr.write(f"rank {rank.rank} of {rank.world_size} {printable(words)}")
+        sys.stderr.flush()
 
 
 @contextmanager

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import errno
+import sys
+from types import SimpleNamespace
+
 import pytest
 from torch.distributed import HashStore
 
@@ -22,6 +26,15 @@ def test_what_an_environment_raises_itself_keeps_its_traceback(capsys: pytest.Ca
         raise KeyError("goal")
     first, *_, last = capsys.readouterr().err.splitlines()
     assert first == "rank 0 of 1 failed:" and last == "KeyError: 'goal'"
+
+
+def test_where_nobody_can_be_told_what_failed_stays_what_failed(monkeypatch: pytest.MonkeyPatch) -> None:
+    def write(_: str) -> None:
+        raise OSError(errno.EIO, "the terminal is gone")
+
+    monkeypatch.setattr(sys, "stderr", SimpleNamespace(write=write))
+    with pytest.raises(KeyError, match="goal"), telling(own_rank({})):
+        raise KeyError("goal")
 
 
 class GoneStore(HashStore):
