@@ -26,7 +26,7 @@ _NOT_ARGUMENTS = ("type", "said", "tokens", "unread")
 def write(source: Source, folder: Path) -> None:
     """Writes ``tITERATION.TICKET/trajectory.json`` for each training episode. Raises TrajectoryError."""
     name = str(source.chosen("agent"))
-    for episode in chain.from_iterable(map(source.episodes, source.files())):
+    for episode in chain.from_iterable(map(source.episodes, source.files)):
         place = folder / f"t{episode.ticket.iteration}.{episode.ticket.index}"
         (place / "images").mkdir(parents=True)
         content = {

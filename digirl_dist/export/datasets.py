@@ -27,6 +27,6 @@ def write(source: Source, folder: Path) -> None:
             steps.append(len(each.steps))
             yield each
 
-    for number, file in enumerate(source.files()):
+    for number, file in enumerate(source.files):
         parquet.write(folder / "data" / f"train-{number:05d}.parquet", counted(source.episodes(file)))
     (folder / "README.md").write_text(dataset_card(source, tally, sum(steps)), "utf-8")

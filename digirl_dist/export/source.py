@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
+from functools import cached_property
 from pathlib import Path
 
 from digirl_dist.errors import RunFolderError, TrajectoryError
@@ -61,8 +63,9 @@ class Source:
         """Returns the figures of each iteration."""
         return lines_of(self.folder / "metrics.jsonl")
 
+    @cached_property
     def files(self) -> list[Path]:
-        """Returns the files of the finished iterations, in order. Raises TrajectoryError if there is none."""
+        """The files of the finished iterations, in order. Raises TrajectoryError if there is none."""
         found = sorted((self.folder / "trajectories").glob("[0-9]*.parquet"))
         if not found:
             raise TrajectoryError(f"{self.folder} has no training episodes of a finished iteration to export")
@@ -70,9 +73,8 @@ class Source:
 
     def episodes(self, file: Path) -> Iterator[Trajectory]:
         """Yields the episodes of a file; the memory that this takes does not grow with their number."""
-        files = self.files()
+        self._status.part = bisect_left(self.files, file), len(self.files)
         for episode in parquet.stream(file):
-            self._status.part = files.index(file), len(files)
             if self._verdicts is not None:
                 episode = self._regraded(episode, self._verdicts)
             number = self._workers.setdefault(episode.worker, f"worker-{len(self._workers) + 1}")

@@ -194,6 +194,24 @@ def test_a_damaged_run_and_one_without_episodes_leave_nothing(name: str, run: Pa
     assert sorted(path.name for path in tmp_path.iterdir()) == ["empty", "mine"]
 
 
+@pytest.mark.parametrize("form", ["atif", "datasets"])
+def test_the_files_of_a_run_are_listed_once_however_many_there_are(
+    form: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each cost a look at all: an hour for ten thousand iterations."""
+    listed: list[str] = []
+    glob = Path.glob
+
+    def listing(path: Path, pattern: str) -> Any:
+        listed.append(pattern)
+        return glob(path, pattern)
+
+    long = run_with(tmp_path / "long", *([episode(number, 0)] for number in range(5)))
+    monkeypatch.setattr(Path, "glob", listing)
+    export.export(long, form, tmp_path / "exported")
+    assert listed.count("[0-9]*.parquet") == 1
+
+
 def test_what_exists_is_never_written_over(run: Path, tmp_path: Path) -> None:
     (tmp_path / "link").symlink_to(tmp_path / "nowhere")
     (tmp_path / "empty").mkdir()
