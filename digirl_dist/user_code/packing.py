@@ -12,6 +12,7 @@ import functools
 import io
 import pickle
 import sys
+import threading
 from collections import ChainMap
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
@@ -22,6 +23,9 @@ from digirl_dist.errors import SettingsError
 from digirl_dist.plain_text import in_short
 from digirl_dist.user_code.blame import is_users
 from digirl_dist.user_code.neighbours import Source, make_importable, neighbours_of
+
+_REGISTERED = threading.RLock()
+"""Held while cloudpickle knows the user's modules, which it does for all threads."""
 
 
 def pack(thing: Any) -> bytes:
@@ -47,17 +51,18 @@ def pack(thing: Any) -> bytes:
                 raise TypeError(f"cannot pickle {type(obj).__name__!r} object")
             return super().reducer_override(obj)
 
-    modules = {module.__name__: module for module in _modules_of_the_user()}
-    for module in modules.values():
-        cloudpickle.register_pickle_by_value(module)
-    packed = io.BytesIO()
-    try:
-        Pickler(packed).dump(thing)
-    except (TypeError, ValueError, AttributeError, NotImplementedError, pickle.PicklingError) as error:
-        raise SettingsError(_unpackable(Pickler.latest[0], modules.values(), error)) from error
-    finally:
+    with _REGISTERED:
+        modules = {module.__name__: module for module in _modules_of_the_user()}
         for module in modules.values():
-            cloudpickle.unregister_pickle_by_value(module)
+            cloudpickle.register_pickle_by_value(module)
+        packed = io.BytesIO()
+        try:
+            Pickler(packed).dump(thing)
+        except (TypeError, ValueError, AttributeError, NotImplementedError, pickle.PicklingError) as error:
+            raise SettingsError(_unpackable(Pickler.latest[0], modules.values(), error)) from error
+        finally:
+            for module in modules.values():
+                cloudpickle.unregister_pickle_by_value(module)
     sources = neighbours_of(module for name, module in modules.items() if name in Pickler.used)
     return pickle.dumps(_Bundle(sources, packed.getvalue())) if sources else packed.getvalue()
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import subprocess
 import sys
+import threading
 import zipfile
 from pathlib import Path
 from typing import Any
@@ -93,6 +94,25 @@ def test_module_state_that_can_travel_does(name: str, here: Path, tmp_path: Path
         check=False,
     )
     assert (there.stdout.strip() in ("1", "1.0"), there.stderr) == (True, "")
+
+
+def test_what_two_threads_pack_at_once_travels(here: Path) -> None:
+    began, other, packed = threading.Event(), threading.Event(), list[bytes]()
+
+    class Slow:
+        def __reduce__(self) -> Any:
+            began.set()
+            other.wait(1.0)  # which waits in turn
+            return str, ()
+
+    play = loaded(here, "packed_at_once", "def play():\n    return 'its code'")
+    first = threading.Thread(target=lambda: packed.append(pack([Slow(), play])))
+    first.start()
+    assert began.wait(60)
+    packed.append(pack(play))
+    other.set()
+    first.join()
+    assert [b"its code" in each for each in packed] == [True, True]
 
 
 def test_module_state_read_from_a_data_file_gets_a_remedy(here: Path) -> None:
