@@ -6,6 +6,7 @@ import os
 import pickle
 import time
 from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from typing import Any, Generic, Protocol, TypeVar
 
@@ -183,11 +184,12 @@ class RayPool(Pool["RayMember"]):
         """Closes every environment within a limit, then kills all processes."""
         import ray
 
-        if self.members and ray.is_initialized():
-            closing = [member.actor.close.remote() for member in self.members]
-            ray.wait(closing, num_returns=len(closing), timeout=_CLOSE_S)
-        super().close()
-        self._cluster.close()
+        with ExitStack() as stack:  # also where Ctrl-C ends the wait
+            stack.callback(self._cluster.close)
+            stack.callback(super().close)
+            if self.members and ray.is_initialized():
+                closing = [member.actor.close.remote() for member in self.members]
+                ray.wait(closing, num_returns=len(closing), timeout=_CLOSE_S)
 
     def _start(self, config: VecEnvConfig, where: RayDistributionCfg) -> None:
         import ray

@@ -9,6 +9,7 @@ import signal
 import time
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, ClassVar
 
 import gymnasium
@@ -28,7 +29,7 @@ from digirl_dist.vec_env import (
     VecEnv,
     VecEnvConfig,
 )
-from digirl_dist.vec_env.pool import Pool
+from digirl_dist.vec_env.pool import Pool, RayPool
 from digirl_dist.worker_program.environments import EnvHost, encode, from_array
 
 
@@ -255,6 +256,27 @@ def test_environments_are_closed_whose_metrics_cannot_be_written_or_that_joined_
     with pytest.raises(TypeError, match="made 5"):
         host.add([(number, (0, {})) for number in range(4)])
     assert len(closed) == 5
+
+
+def test_a_cluster_is_left_also_where_ctrl_c_ends_the_wait_for_its_environments(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    import ray
+
+    def interrupted(*_: Any, **__: Any) -> None:
+        raise KeyboardInterrupt
+
+    left: list[str] = []
+    actor = SimpleNamespace(close=SimpleNamespace(remote=lambda: None))
+    member: Any = SimpleNamespace(actor=actor, close=lambda: left.append("process"))
+    pool: Any = RayPool.__new__(RayPool)
+    Pool.__init__(pool, [member], 1.0)
+    pool._cluster = SimpleNamespace(close=lambda: left.append("cluster"))
+    monkeypatch.setattr(ray, "is_initialized", lambda: True)
+    monkeypatch.setattr(ray, "wait", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        pool.close()
+    assert left == ["process", "cluster"]
 
 
 def test_closed_environments_say_so(tmp_path: Path) -> None:
