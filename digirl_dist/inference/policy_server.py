@@ -150,7 +150,7 @@ class InThisProcess:
         self._policies = LocalPolicies(agent, newest=True)
         self._limit_s = limit_s
         self._serving: Mapping[int, Checkpoint] = {}
-        self._queue = SerialQueue("act", lambda error: None)
+        self._renew()
 
     def serve(self, checkpoints: Mapping[int, Checkpoint]) -> dict[int, str]:
         """Raises PolicyLostError, as ``decide``."""
@@ -169,6 +169,10 @@ class InThisProcess:
     def close(self) -> None:
         """Nothing of it outlives the caller."""
         self._queue.close(at_once=True)
+
+    def _renew(self, _: Exception | None = None) -> None:
+        """Where the machine refused a thread, it may give one to what is asked next."""
+        self._queue = SerialQueue("act", self._renew)
 
     def _within_limit(self, work: Callable[[], Any], doing: str) -> Any:
         done: Future[Any] = Future()

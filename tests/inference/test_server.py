@@ -32,6 +32,7 @@ from digirl_dist.report.why import explain
 from digirl_dist.storage.checkpoint import Checkpoint, Checkpoints
 from digirl_dist.storage.events import Events
 from digirl_dist.storage.status import Status
+from digirl_dist.threads import SharedThreads
 from digirl_dist.trajectory import Decision, Observation
 from digirl_dist.user_code.packing import pack
 
@@ -197,4 +198,18 @@ def test_a_callers_function_that_hangs_fails_what_it_was_asked_and_is_never_call
     returns.set()
     process._limit_s = 60.0
     assert [answer.number for answer in process.decide([ask(7), ask(8)])] == [7, 8] and calls == [1, 2]
+    process.close()
+
+
+def test_a_function_acts_again_after_the_machine_had_no_thread_for_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refused(*_: Any) -> None:
+        raise RuntimeError("can't start new thread")
+
+    process = InThisProcess(lambda: FunctionAgent(lambda seen: [0 for _ in seen]), limit_s=30.0)
+    with monkeypatch.context() as patched, pytest.raises(PolicyLostError):
+        patched.setattr(SharedThreads, "run", refused)
+        process._limit_s = 0.1
+        process.decide([])
+    process._limit_s = 30.0
+    assert process.decide([]) == []
     process.close()
