@@ -241,13 +241,15 @@ class Fleet(Closeable):
         ahead: int = 1,
         share: Share = "train",
         key: str | None = None,
+        until: threading.Event | None = None,
     ) -> Iterator[Group]:
         """Yields, as they are complete, the episodes of each task: ``group_size`` that start alike.
 
         ``tasks`` may be endless. New groups begin as long as those under way and those that were not taken yet have no
         more rollouts than ``ahead`` + 1 times the slots, so the machines work while you learn; ``update`` changes the
         policy for those that begin afterwards. With a ``key``, rollout n of group g has the key ``KEY/g/n`` (see
-        ``submit``). A group tells what is ``missing``, and why.
+        ``submit``). A group tells what is ``missing``, and why. Once ``until`` is set, by any thread, or the iterator
+        is closed, what is under way is cancelled.
         """
         size = arguments.whole("group_size", group_size, 1, _MOST_EPISODES)
         room = arguments.whole("ahead", ahead, 0, _MOST_EPISODES)
@@ -263,7 +265,7 @@ class Fleet(Closeable):
 
         def groups() -> Iterator[Group]:
             with self._shown():
-                yield from rollouts.groups(map(self._task, tasks), ask, room)
+                yield from rollouts.groups(map(self._task, tasks), ask, room, until or threading.Event())
 
         return groups()
 

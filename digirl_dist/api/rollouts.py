@@ -120,9 +120,13 @@ class Rollouts:
         self.stream.broke("infrastructure", CollectionError("the fleet was closed"))
 
     def groups(
-        self, tasks: Iterable[Task], ask: Callable[[int, Task], Sequence[Rollout]], ahead: int
+        self,
+        tasks: Iterable[Task],
+        ask: Callable[[int, Task], Sequence[Rollout]],
+        ahead: int,
+        until: threading.Event,
     ) -> Iterator[Group]:
-        """Yields the groups of the tasks in the order in which they are complete.
+        """Yields the groups of the tasks in the order in which they are complete, ``until`` is set.
 
         Those under way, and those that the caller has not taken yet, have at most ``ahead`` + 1 times as many rollouts
         as there are slots.
@@ -132,7 +136,7 @@ class Rollouts:
         asked, more, size = enumerate(tasks), True, 1
         self._pool.goes_on += 1
         try:
-            while True:
+            while not until.is_set():
                 while more and (not forming or len(forming) + size <= (ahead + 1) * self.slots()):
                     if (following := next(asked, None)) is None:
                         more = False

@@ -59,10 +59,12 @@ class FleetRollouts:
         self._fleet = fleet
         self._act = act
         self._tasks = itertools.cycle(fleet.tasks) if tasks is None else tasks
-        self._stream = partial(fleet.stream, self._tasks, act=act, group_size=group_size, ahead=ahead, key=key)
         self._versions: dict[int, int] = {}
         """The fleet's number of a policy -> TRL's. One of an earlier process is none of these, and counts as 0."""
         self._stopping = threading.Event()
+        self._stream = partial(
+            fleet.stream, self._tasks, act=act, group_size=group_size, ahead=ahead, key=key, until=self._stopping
+        )
         self._over = ""
         self._thread = threading.Thread(target=self._run, name="trl-rollouts", daemon=True)
 
@@ -95,7 +97,11 @@ class FleetRollouts:
                     self.metrics_queue.put({f"rollouts/lost_{kind}_total": float(count)})
                 for row in self._rows(number, group):
                     self._put(row)
-            self._over = "its tasks are used up: give some without end, such as itertools.cycle(fleet.tasks)"
+            self._over = (
+                ""
+                if self._stopping.is_set()
+                else "its tasks are used up: give some without end, such as itertools.cycle(fleet.tasks)"
+            )
         except _Stopped:
             pass
         except Exception as error:

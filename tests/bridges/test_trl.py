@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from process_watch import kill_a_worker_program, ssh_server
+from process_watch import eventually, kill_a_worker_program, ssh_server
 from tiny_model import TAPS, make_tiny_model
 
 from digirl_dist import Decision, Fleet, Run, Task
@@ -229,6 +229,21 @@ def test_rows_have_what_was_read_and_written_and_a_loss_is_none_of_them(
         assert row.input_ids.tolist() == [5, 6, 7, 3, 4] and row.completion_mask.tolist() == [0, 0, 0, 1, 1]
         assert row.old_log_probs.tolist() == [0.0, 0.0, 0.0, -1.0, -0.5] and row.model_version == 7
         assert row.metrics == {"reward": 3.0, "reward_std": 0.0} and row.advantage == 0.0
+
+
+@pytest.mark.system
+def test_whoever_stops_waits_for_no_episode_under_way(monkeypatch: pytest.MonkeyPatch) -> None:
+    from digirl_dist.bridges.trl import FleetRollouts
+
+    monkeypatch.chdir(Path(__file__).resolve().parent.parent)
+    hangs = Task("hangs", params={"at": "step", "suffers": "hang"})
+    with Fleet.inline(bsize=1, emulator=COUNTER, limits={"step_s": 600.0}) as fleet:
+        rollouts = FleetRollouts(fleet, spoken, [hangs], group_size=1)
+        rollouts.start()
+        eventually(lambda: [one for one in fleet.status().values() if one["slots"]])
+        rollouts.stop()
+        assert not rollouts._thread.is_alive()
+        rollouts.check_health(60.0)
 
 
 @pytest.mark.system
