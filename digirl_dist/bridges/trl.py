@@ -97,21 +97,17 @@ class FleetRollouts:
                     self.metrics_queue.put({f"rollouts/lost_{kind}_total": float(count)})
                 for row in self._rows(number, group):
                     self._put(row)
-            self._over = (
-                ""
-                if self._stopping.is_set()
-                else "its tasks are used up: give some without end, such as itertools.cycle(fleet.tasks)"
-            )
-        except _Stopped:
-            pass
+            if not self._stopping.is_set():
+                self._over = "its tasks are used up: give some without end, such as itertools.cycle(fleet.tasks)"
         except Exception as error:
             self._over = f"{type(error).__name__}: {error}"
 
     def _put(self, row: RolloutSample) -> None:
+        """Waits for room; once TRL has learned enough, nobody needs the row."""
         while not self._stopping.is_set():
             with suppress(queue.Full):
-                return self.rollout_buffer.put(row, timeout=_LOOK_S)
-        raise _Stopped
+                self.rollout_buffer.put(row, timeout=_LOOK_S)
+                return
 
     def _rows(self, number: int, group: Group) -> Iterator[RolloutSample]:
         rewards = [episode.reward for episode in group]
@@ -142,7 +138,3 @@ def _tokens(step: Step) -> tuple[Sequence[int], Sequence[int]]:
             "or through an Endpoint whose server reports them, as vLLM does"
         )
     return step.prompt_tokens, step.tokens
-
-
-class _Stopped(Exception):
-    """TRL has learned enough."""
