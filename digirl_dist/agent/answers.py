@@ -108,6 +108,7 @@ _PAIRS = ("[", "]"), ("(", ")")
 _NUMBER = re.compile(r"-?(?:\d{1,9}(?:\.\d{1,20})?|\.\d{1,20})")
 _TAG = re.compile(r"</?\|?\w{1,20}\|?>")
 _THOUGHTS = re.compile(r"\s*<think(?:ing)?>.*?</think(?:ing)?>|.*?</think(?:ing)?>[ \t]*\n", re.IGNORECASE | re.DOTALL)
+_UNENDED = re.compile(r"\s*(?:<think(?:ing)?>|thoughts?\s{0,9}:)", re.IGNORECASE)
 _BEFORE = r"^[^\w\n{\[(\"']{0,9}"
 """What may stand before the first word of a line."""
 _GROUNDED = re.compile(_BEFORE + r"grounded operation\s{0,9}:", re.IGNORECASE | re.MULTILINE)
@@ -140,7 +141,7 @@ def read(answer: str, coordinates: Coordinates = Coordinates.shares, shown: Show
         raise ActionError(f"{len(text)} characters, in which no action is looked for")
     if "action_type" in text and "touch_point" in text:
         return from_autoui(text.rpartition(DECISION)[2].strip())
-    found = [*_written(text)] or [*_lines(text)]
+    found = [*_written(text), *_lines(text)]
     actions = {_Reading(said, coordinates, shown).action() for said in found}
     if len(actions) != 1:
         raise ActionError(f"{text[:200]!r} names {'different actions' if actions else 'no action'}")
@@ -167,6 +168,8 @@ def _decisive(answer: str) -> str:
         if found := announced.search(text):
             _ = [*_written(text[: found.start()])]
             return text[found.end() :]
+    if _UNENDED.match(text):
+        raise ActionError("thoughts that no action follows")
     return text
 
 

@@ -6,6 +6,7 @@ import traceback
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
+from numbers import Real
 from typing import Protocol
 
 import numpy as np
@@ -68,7 +69,7 @@ class PredicateJudge:
             score = self._predicate(trajectory)
         except RAISED as error:
             raise JudgeError(f"{place}: {described(error)}") from error
-        if not isinstance(score, bool | np.bool_ | int | float | np.floating) or not 0 <= score <= 1:
+        if not isinstance(score, Real | np.bool_) or not 0 <= float(score) <= 1:
             raise JudgeError(
                 f"{place}: it returned {score!r:.200}, which is neither True nor False nor a number from 0 to 1"
             )

@@ -41,9 +41,9 @@ _ANSWER = f"Reason in a few words. Then write, as the last line, exactly `Verdic
 REMINDER = f"Write only the line with the verdict: `Verdict: yes` or `Verdict: no`{_OR_A_GRADE}"
 _PLACEHOLDER = re.compile(r"\{(\w+)\}")
 _PLACEHOLDERS = ("instruction", "actions")
-_GRADE_OF_ONE = r"(?<![-\d.,])(?:0?\.\d+|[01](?:\.\d+)?)(?![\w%/]|[.,]\d| *[%/])"
-"""A number from 0 to 1: no percentage, no fraction and no part of a larger number."""
-_VERDICT = re.compile(rf"verdict\W+(yes\b|no\b|{_GRADE_OF_ONE})", re.IGNORECASE)
+_GRADE_OF_ONE = r"(?<![-\d.,])(?:0?\.\d+|[01](?:\.\d+)?)(?=[^\w%/\n]*$)"
+"""A number from 0 to 1 that ends its line: no percentage, none out of ten, and no part of a larger number."""
+_VERDICT = re.compile(rf"verdict\W+((?:yes|no)\b(?! *[/|]| or\b)|{_GRADE_OF_ONE})", re.IGNORECASE | re.MULTILINE)
 
 
 def messages(trajectory: Trajectory, prompt: str, screenshots: int) -> Messages:

@@ -9,9 +9,11 @@ import threading
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from chat_server import (
     Answer,
@@ -34,7 +36,7 @@ from digirl_dist.chat.client import key_of
 from digirl_dist.emulator.remembered import Memory, told
 from digirl_dist.emulator.touch_actions import DeviceAction
 from digirl_dist.errors import JudgeError, SettingsError
-from digirl_dist.judge import Verdict
+from digirl_dist.judge import PredicateJudge, Verdict
 from digirl_dist.judge.model import ModelJudge, Verdicts, messages, read
 from digirl_dist.settings import JudgeSettings
 from digirl_dist.storage.events import Events
@@ -137,6 +139,15 @@ def test_the_last_verdict_of_an_answer_counts(tmp_path: Path, served: Endpoint, 
 
 
 @pytest.mark.unit
+def test_a_predicate_returns_a_number_from_0_to_1_of_any_type_that_has_such() -> None:
+    for score in (True, 1, 0.5, Fraction(1, 2), np.bool_(True), np.int64(1), np.uint8(0), np.float16(0.5)):
+        assert PredicateJudge(lambda _, said=score: said, "own").verdict(episode()).score == float(score)  # type: ignore[misc]
+    for odd in (None, "1", 1j, 1.5, -1, np.int64(2), float("nan"), np.array([True, False])):
+        with pytest.raises(JudgeError, match="predicate own.*neither True nor False nor a number"):
+            PredicateJudge(lambda _, said=odd: said, "own").verdict(episode())  # type: ignore[misc]
+
+
+@pytest.mark.unit
 @pytest.mark.parametrize(
     ("answer", "score"),
     [
@@ -145,6 +156,7 @@ def test_the_last_verdict_of_an_answer_counts(tmp_path: Path, served: Endpoint, 
         ("Verdict: 1", 1.0),
         ("Verdict: 0.5\nVerdict: no", 0.0),
         *((f"Verdict: {odd}", None) for odd in ("7/10", "1 / 2", "50%", "0.5 %", "10", "1.5", "-0.5", "0,5", "1e5")),
+        *((f"Verdict: {odd}", None) for odd in ("1 out of 10", "1 of 4", "1 (of 5)", "1 – 10", "yes/no", "yes or no")),
     ],
 )
 def test_a_grade_is_a_number_from_0_to_1_and_nothing_like_one(answer: str, score: float | None) -> None:
