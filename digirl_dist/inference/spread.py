@@ -12,7 +12,7 @@ from typing import TypeVar
 import numpy as np
 
 from digirl_dist.chat.client import Outage
-from digirl_dist.errors import ChatAway
+from digirl_dist.errors import ChatAway, ChatError, ChatRefused
 from digirl_dist.inference.engine_policies import SleepingAgent
 from digirl_dist.storage.checkpoint import State
 from digirl_dist.trajectory import Decision, Observation
@@ -35,8 +35,8 @@ class _Server:
 class SpreadAgent:
     """Fulfils ``SleepingAgent``: each request goes to the server that answers the fewest.
 
-    A server that is away is left out, and tried again after pauses that grow. It gets the weights that it missed with
-    the first request for them.
+    A server that is away, or refuses what another answers, is left out, and tried again after pauses that grow. It gets
+    the weights that it missed with the first request for them.
     """
 
     def __init__(self, agents: Sequence[SleepingAgent], outage_s: float, lost: Callable[[Outage], None]) -> None:
@@ -62,14 +62,21 @@ class SpreadAgent:
     def decide(self, adapter: str, observation: Observation, rng: np.random.Generator) -> Decision:
         """Asks one server after the other until one answers, each with the same randomness."""
         give_up_at = time.monotonic() + self._outage_s
-        failed: dict[_Server, ChatAway] = {}
+        failed: dict[_Server, ChatError] = {}
         while (server := self._least_busy(give_up_at, failed)) is not None:
             try:
                 decision = server.agent.decide(adapter, observation, copy.deepcopy(rng))
             except ChatAway as error:
                 self._note_loss(server, error)
                 failed[server] = error
+            except ChatRefused as error:
+                if server in failed:
+                    raise
+                failed[server] = error
             else:
+                for other, why in failed.items():
+                    if isinstance(why, ChatRefused) and other is not server:
+                        self._note_loss(other, why)
                 server.pause_s = server.away_until = 0.0
                 return decision
             finally:
@@ -102,7 +109,7 @@ class SpreadAgent:
                 self._changed.wait(min(soonest, give_up_at) - now)
         return None
 
-    def _note_loss(self, server: _Server, error: ChatAway) -> None:
+    def _note_loss(self, server: _Server, error: ChatError) -> None:
         with self._changed:
             is_new = server.pause_s == 0
             if is_new or server.busy <= 1:  # not once more for each request that was lost with it
@@ -113,14 +120,14 @@ class SpreadAgent:
             self._lost(Outage(f"{error}; {left} of {len(self._servers)} servers go on", server.pause_s, self._outage_s))
 
     def _of_all(self, call: Callable[[SleepingAgent], _Answer]) -> _Answer:
-        """Calls each server; one that is away misses it. Raises ChatAway if all are."""
-        answers, away = [], None
+        """Calls each server; one that is away or refuses misses it. Raises ChatError if none answers."""
+        answers, failed = [], None
         for server in self._servers:
             try:
                 answers.append(call(server.agent))
-            except ChatAway as error:
-                away = error
+            except ChatError as error:
+                failed = error
                 self._note_loss(server, error)
-        if away is not None and not answers:
-            raise away
+        if failed is not None and not answers:
+            raise failed
         return answers[0]

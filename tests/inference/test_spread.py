@@ -155,6 +155,26 @@ def test_weights_are_loaded_by_all_that_are_there_and_a_refusal_is_told() -> Non
         agent.load(5, {})
 
 
+def test_one_that_refuses_what_another_answers_is_left_out_and_what_all_refuse_is_told() -> None:
+    with servers(2) as found:
+        agent, lost = spread(found)
+        found[0].then = fails(404, "no such adapter")
+        for _ in range(6):
+            assert agent.decide("m", SEEN, rng()).log_prob == -0.5
+        assert len(chats(found[0])) == 1
+        (told,) = lost
+        assert "no such adapter" in told.reason and told.reason.endswith("1 of 2 servers go on")
+        agent.unload("m")
+        assert found[1].requests[-1]["path"].endswith("unload_lora_adapter")
+    with servers(2) as found:
+        agent, lost = spread(found)
+        for one in found:
+            one.script = [fails(400, "too many tokens")] * 2
+        with pytest.raises(ChatRefused, match="too many tokens"):
+            agent.decide("m", SEEN, rng())
+        assert not lost, "the request was at fault"
+
+
 def test_closing_ends_the_wait_for_servers_that_are_away() -> None:
     with servers(1) as found:
         found[0].then = hangs_up
