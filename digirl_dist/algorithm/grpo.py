@@ -104,11 +104,7 @@ class Grpo(OptimizerIsTheState):
         everything = [*rows, *beside]
         drawn = self._optimizer.draw(len(everything), fresh=len(rows))
         batch, moved = self._batch(rows, drawn), Moved()
-        fit = self._optimizer.fit(
-            drawn,
-            lambda chosen: self._loss(everything, batch, chosen, moved),
-            lambda chosen: self._weight(batch, chosen),
-        )
+        fit = self._optimizer.fit(drawn, lambda chosen: self._loss(everything, batch, chosen, moved))
         learned_from(everything, fit.learned)
         table += beside
         figures |= _mismatch(rows, batch.old, max((one.ticket.iteration for one in fresh), default=0), self._peers)
@@ -125,9 +121,6 @@ class Grpo(OptimizerIsTheState):
         moved.add(ratios, mask, self._settings.clip_low, self._settings.clip_high)
         return loss
 
-    def _weight(self, batch: Compared, chosen: list[int]) -> float:
-        return float(batch.counts[chosen].sum())
-
     def _batch(self, rows: Sequence[Row], drawn: Drawn) -> Compared:
         """Returns what the rows' objective is computed from, and gives the rows their weights for the table."""
         old, mask = all_log_probs(self._agent, rows, self._peers, drawn.batches)
@@ -141,15 +134,15 @@ class Grpo(OptimizerIsTheState):
             advantages = with_entropy(advantages, old, found["surprise"] / max(1.0, found["tokens"]), weight)
         loss, most = self._settings.loss, self._settings.most_importance
         importance = importance_of(old, acted(rows, old, mask), mask, loss, most)
-        counts, weights = self._counts_and_weights(rows, mask)
+        weights = self._weights(rows, mask)
         for row, of_row in zip(rows, (weights * mean_of_tokens(importance, mask)).tolist(), strict=True):
             row.weight = of_row
-        return Compared(old, importance, advantages, counts, weights, start)
+        return Compared(old, importance, advantages, weights, start)
 
-    def _counts_and_weights(self, rows: Sequence[Row], mask: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Returns what each row counts for, 1 on average, and by what else its objective is multiplied; both [N].
+    def _weights(self, rows: Sequence[Row], mask: torch.Tensor) -> torch.Tensor:
+        """Returns what each row counts for, [N]: its tokens over the mean of all rows where tokens count alike, else 1.
 
-        Where episodes count alike, that is by how much less its episode counts than others: 1/H of its H steps.
+        Where episodes count alike, that is less by as much as its episode has more of it than others.
         """
         counts = (mask.sum(dim=1) if self._settings.loss is Loss.token else torch.ones(len(rows))).double()
         of_episodes: dict[int, float] = defaultdict(float)
@@ -158,7 +151,7 @@ class Grpo(OptimizerIsTheState):
         sums = totals({"counts": float(counts.sum()), "rows": len(rows), "episodes": len(of_episodes)}, self._peers)
         mean = sums["counts"] / max(1.0, sums["episodes"])
         factors = [mean / of_episodes[id(row.episode)] if self._settings.per_episode else 1.0 for row in rows]
-        return counts * (sums["rows"] / max(1.0, sums["counts"])), torch.tensor(factors, dtype=torch.float64)
+        return counts * torch.tensor(factors, dtype=torch.float64) * (sums["rows"] / max(1.0, sums["counts"]))
 
     @contextmanager
     def _at_start(self) -> Iterator[None]:

@@ -74,25 +74,16 @@ class GrpoReplay(Grpo):
 
     def _loss(self, rows: Sequence[Row], batch: Compared, chosen: list[int], moved: Moved) -> torch.Tensor:
         """Ratios must be exact; what is imitated is fitted in training mode, as the imitating algorithms do."""
-        compared, imitated = self._parted(batch, chosen)
+        count = len(batch.weights)
+        compared, imitated = [place for place in chosen if place < count], [place for place in chosen if place >= count]
         parts = []
-        if asked := compared or self._stand_in(range(len(batch.counts))):
-            loss = super()._loss(rows, batch, asked, moved if compared else Moved())
-            parts.append(loss * super()._weight(batch, compared))
-        if asked := imitated or self._stand_in(range(len(batch.counts), len(rows))):
+        if asked := compared or self._stand_in(range(count)):
+            parts.append(super()._loss(rows, batch, asked, moved if compared else Moved()) * len(compared))
+        if asked := imitated or self._stand_in(range(count, len(rows))):
             self._agent.train()
             parts.append(self._imitation([rows[place] for place in asked]) * bool(imitated))
             self._agent.train(False)
-        return torch.stack(parts).sum() / self._weight(batch, chosen)
-
-    def _weight(self, batch: Compared, chosen: list[int]) -> float:
-        compared, imitated = self._parted(batch, chosen)
-        return super()._weight(batch, compared) + len(imitated)
-
-    def _parted(self, batch: Compared, chosen: list[int]) -> tuple[list[int], list[int]]:
-        """Returns the rows that are compared, and those that are imitated."""
-        compared = [place for place in chosen if place < len(batch.counts)]
-        return compared, [place for place in chosen if place >= len(batch.counts)]
+        return torch.stack(parts).sum() / len(chosen)
 
     def _imitation(self, rows: Sequence[Row]) -> torch.Tensor:
         """Returns the sum of −w log π."""

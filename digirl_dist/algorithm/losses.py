@@ -30,18 +30,15 @@ class Compared:
     """Weights [N, T] for the policy that acted."""
     advantages: torch.Tensor
     """Of tokens, [N, T]."""
-    counts: torch.Tensor
-    """What each step counts for in a mean, [N]."""
     weights: torch.Tensor
     """Factors of the steps' objectives, [N]."""
     start: torch.Tensor | None = None
     """Log-probabilities [N, T] of the policy that the run began with."""
 
     def __getitem__(self, rows: list[int]) -> Compared:
-        parts = [self.old, self.importance, self.advantages, self.counts, self.weights]
-        old, importance, advantages, counts, weights = (part[rows] for part in parts)
-        start = None if self.start is None else self.start[rows]
-        return Compared(old, importance, advantages, counts, weights, start)
+        parts = [self.old, self.importance, self.advantages, self.weights]
+        old, importance, advantages, weights = (part[rows] for part in parts)
+        return Compared(old, importance, advantages, weights, None if self.start is None else self.start[rows])
 
 
 def imitation_loss(log_probs: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
@@ -59,9 +56,9 @@ def clipped_loss(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Returns the loss of B steps and the ratios [B, T] of their tokens, from log π and the mask of tokens, [B, T] too.
 
-    −Σ c w g / Σ c with g the mean over an action's tokens of ``importance`` times what ``clipped_gains`` says, less the
-    divergence from the start: arXiv 2402.03300, equation 3. With c the number of tokens it is the mean over tokens of
-    DAPO (arXiv 2503.14476, section 3.3).
+    −Σ w g / B with g the mean over an action's tokens of ``importance`` times what ``clipped_gains`` says, less the
+    divergence from the start: arXiv 2402.03300, equation 3. With w in proportion to the number of tokens, and 1 in the
+    mean of all minibatches, it is the mean over tokens of DAPO (arXiv 2503.14476, section 3.3).
     """
     width = log_probs.shape[1]
     old, importance, advantages = (
@@ -71,8 +68,7 @@ def clipped_loss(
     gains = importance * clipped_gains(ratios, advantages, settings.clip_low, settings.clip_high)
     if batch.start is not None:
         gains = gains - settings.actor.kl_weight * divergences(log_probs, batch.start[:, :width].to(log_probs))
-    counts, weights = batch.counts.to(log_probs), batch.weights.to(log_probs)
-    return -(counts * weights * mean_of_tokens(gains, mask)).sum() / counts.sum(), ratios.detach()
+    return -(batch.weights.to(log_probs) * mean_of_tokens(gains, mask)).mean(), ratios.detach()
 
 
 def mean_of_tokens(values: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:

@@ -41,13 +41,13 @@ def compared(loss: Loss, **changed: Any) -> tuple[torch.Tensor, torch.Tensor, Co
     advantages = torch.tensor([1.0, -0.5, -2.0, 0.25], dtype=torch.float64)[:, None].expand_as(old)
     counts = mask.sum(dim=1).double() if loss is Loss.token else torch.ones(len(LENGTHS), dtype=torch.float64)
     importance = importance_of(old, acted, mask, loss, 1.1)
-    weights = torch.tensor([1.0, 2.0, 0.5, 1.0], dtype=torch.float64)
-    return now, mask, replace(Compared(old, importance, advantages, counts, weights), **changed), settings
+    weights = torch.tensor([1.0, 2.0, 0.5, 1.0], dtype=torch.float64) * counts / counts.mean()
+    return now, mask, replace(Compared(old, importance, advantages, weights), **changed), settings
 
 
 def by_hand(now: torch.Tensor, batch: Compared, acted: torch.Tensor, loss: Loss, kl: float) -> float:
     """The formulas of docs/algorithms.md, one number at a time."""
-    total = masses = 0.0
+    total = 0.0
     for row, length in enumerate(LENGTHS):
         new, old, before = (part[row, :length].tolist() for part in (now, batch.old, acted))
         ratios = [math.exp(one - other) for one, other in zip(new, old, strict=True)]
@@ -62,10 +62,8 @@ def by_hand(now: torch.Tensor, batch: Compared, acted: torch.Tensor, loss: Loss,
             start = 0.0 if batch.start is None else float(batch.start[row, place])
             gap = start - new[place]
             gains.append(importance[place] * gain - kl * (math.exp(gap) - gap - 1))
-        mass = length if loss is Loss.token else 1
-        total += mass * float(batch.weights[row]) * sum(gains) / length
-        masses += mass
-    return -total / masses
+        total += float(batch.weights[row]) * sum(gains) / length
+    return -total / len(LENGTHS)
 
 
 @pytest.mark.parametrize("has_start", [False, True])
@@ -79,6 +77,8 @@ def test_each_loss_is_that_of_its_formula(loss: Loss, has_start: bool) -> None:
     narrower, _ = clipped_loss(now[1:2, :1], mask[1:2, :1], batch[[1]], settings)
     wider, _ = clipped_loss(now[1:2], mask[1:2], batch[[1]], settings)
     assert float(narrower) == pytest.approx(float(wider), abs=1e-12), "what fills rows up counts for nothing"
+    alone = [float(clipped_loss(now[[row]], mask[[row]], batch[[row]], settings)[0]) for row in range(len(LENGTHS))]
+    assert float(found) == pytest.approx(sum(alone) / len(alone), abs=1e-12), "a row counts alike in any minibatch"
 
 
 @pytest.mark.nightly
@@ -90,8 +90,8 @@ def test_each_loss_is_that_of_its_formula(loss: Loss, has_start: bool) -> None:
 def test_losses_are_those_of_trl(loss: str, kind: str, level: str) -> None:
     """Its dual clip is called delta; it weighs tokens by what its engine said, as here by who acted."""
     trainer = pytest.importorskip("trl.trainer.grpo_trainer").GRPOTrainer
-    plain = torch.ones(len(LENGTHS), dtype=torch.float64)
-    now, mask, batch, settings = compared(Loss(loss), weights=plain, start=spoken(4)[0])
+    counts = torch.tensor(LENGTHS if loss == "token" else [1] * len(LENGTHS), dtype=torch.float64)
+    now, mask, batch, settings = compared(Loss(loss), weights=counts / counts.mean(), start=spoken(4)[0])
     accelerator = SimpleNamespace(reduce=lambda value, **_: value, gather=lambda value: value, sync_gradients=True)
     made = SimpleNamespace(
         _get_per_token_logps_and_entropies=lambda *_, **__: (now, torch.zeros_like(now), None),
