@@ -7,6 +7,7 @@ with its steps (``Step.achieved``), so relabelled episodes follow from the store
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -15,7 +16,7 @@ from digirl_dist.agent.prompts import quoted
 from digirl_dist.algorithm.optimizer import totals
 from digirl_dist.algorithm.selection import on_the_way
 from digirl_dist.emulator.remembered import recalled
-from digirl_dist.emulator.touch_actions import SAID
+from digirl_dist.emulator.touch_actions import SAID, without_remarks
 from digirl_dist.errors import TrainingError
 from digirl_dist.parallel.peers import ALONE, Peers
 from digirl_dist.storage.digest import digest
@@ -162,16 +163,21 @@ def _can_be_said(step: Step, said: str, task: Task) -> bool:
     """Whether what was done under the instruction ``said`` could have been under that of ``task``.
 
     Text that was typed must be known from both. Agents that copy quoted parts may know the first few only, so one must
-    not stand later than before. An answer that repeats the instruction is one to no other.
+    not stand later than before. An answer that reasons with words of the one that the other lacks is one to no other.
     """
     action = step.action if isinstance(step.action, dict) else {}
     text, answer = action.get("text"), str(action.get(SAID, ""))
-    if said in answer:
+    if said in answer or _words(answer) & (_words(said) - _words(f"{task.instruction} {without_remarks(action)}")):
         return False
     if text is None:
         return True
     before, after = quoted(said), quoted(task.instruction)
     return text in (after[: before.index(text) + 1] if text in before else task.instruction)
+
+
+def _words(text: str) -> set[str]:
+    """Those that tell something: of four letters or more."""
+    return set(re.findall(r"\w{4,}", text.casefold()))
 
 
 def _told(seen: Observation, said: str, task: Task) -> Observation:

@@ -92,10 +92,23 @@ def test_a_goal_whose_last_step_changed_nothing_teaches_nothing() -> None:
     assert Hindsight(TASKS, 3).relabelled(episode("abbc", {1: {"goal": 3}})) == []
 
 
-@pytest.mark.parametrize(("answer", "ways"), [("To get there I tap", 1), ("I was asked to 'Do this', so I tap", 0)])
-def test_an_answer_that_repeats_the_instruction_is_imitated_under_no_other(answer: str, ways: int) -> None:
+@pytest.mark.parametrize(
+    ("answer", "ways"),
+    [
+        ("To get there I tap", 1),
+        ("I was asked to 'Do this', so I tap", 0),
+        ("Doing THIS takes a tap", 0),
+        ('{"type": "home"}', 1),
+    ],
+)
+def test_an_answer_with_words_of_the_instruction_is_imitated_under_no_other_that_lacks_them(
+    answer: str, ways: int
+) -> None:
     met = episode("abc", {1: {"goal": 3}}, {0: {"type": "home", "said": answer}})
     assert len(Hindsight(TASKS, 3).relabelled(met)) == ways
+    named = [Task("own", "Type this at home", {"goal": 0}), *TASKS[1:]]
+    met = replace(met, ticket=replace(met.ticket, task=named[0]))
+    assert len(Hindsight(named, 3).relabelled(met)) == ways, "what an action is called says nothing"
 
 
 @pytest.mark.parametrize(("typed", "ways"), [("third", 1), ("pizza", 0)])
