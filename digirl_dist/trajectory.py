@@ -112,15 +112,6 @@ class Step:
 MOST_EARLIER = 8
 
 
-def seen_at(steps: Sequence[Step], place: int) -> Observation:
-    """Returns the observation of a step with the screenshots before it, ``MOST_EARLIER`` at most."""
-    seen = steps[place].observation
-    if seen.image is None:
-        return seen
-    before = (step.observation.image for step in steps[max(0, place - MOST_EARLIER) : place])
-    return replace(seen, earlier=tuple(image for image in before if image is not None))
-
-
 def float32(number: float) -> float:
     """Returns the number as files have it. One that is too large becomes infinite, which is refused with its step."""
     return c_float(number).value  # a fraction of what NumPy takes
@@ -178,3 +169,12 @@ class Trajectory:
     def reward(self) -> float:
         """Undiscounted return of the episode."""
         return float(sum(step.reward for step in self.steps))
+
+
+def seen_at(episode: Trajectory, place: int) -> Observation:
+    """Returns what was seen before a step, or after the last one, with ``MOST_EARLIER`` screenshots before it."""
+    seen = episode.steps[place].observation if place < len(episode.steps) else episode.final_observation
+    if seen.image is None:
+        return seen
+    before = (step.observation.image for step in episode.steps[max(0, place - MOST_EARLIER) : place])
+    return replace(seen, earlier=tuple(image for image in before if image is not None))

@@ -18,7 +18,7 @@ from digirl_dist.agent import Agent, AgentFactory, contract, critic
 from digirl_dist.errors import SettingsError
 from digirl_dist.parallel.compute_device import compute_exactly
 from digirl_dist.parallel.group import Group
-from digirl_dist.parallel.peers import Batches, Compute, Stepped, cut, every_nth, gathered, unheard
+from digirl_dist.parallel.peers import Batches, Compute, Stepped, cut, gathered, part_of, unheard
 from digirl_dist.trajectory import Decision, Observation
 from digirl_dist.types import Json
 
@@ -143,7 +143,7 @@ class ShardedRows:
         """Every rank computes equally many rows, since some agents gather weights for every few."""
         if not rows:
             return torch.zeros(0, 1)
-        part = every_nth(rows, self._group.rank)
+        part = part_of(rows, self._group.rank, drawn)
         asked = [*part, *[0] * (self._group.largest(len(part)) - len(part))]
         return gathered(self._group, rows, part, compute(asked)[: len(part)])
 

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from digirl_dist.agent import Agent, contract, critic
+from digirl_dist.agent import Agent, critic
 from digirl_dist.algorithm.advantages import (
     doubly_robust_advantages,
     instruction_advantages,
@@ -34,10 +34,10 @@ from digirl_dist.algorithm.table import (
     Row,
     counts,
 )
-from digirl_dist.algorithm.values import SuccessValue
+from digirl_dist.algorithm.values import SuccessValue, looked_at
 from digirl_dist.errors import TrainingError
 from digirl_dist.parallel.peers import ALONE, Peers
-from digirl_dist.trajectory import Observation, Trajectory
+from digirl_dist.trajectory import Trajectory
 
 _FRAMES = 2
 """Latest observations that the step-level value sees together."""
@@ -195,18 +195,8 @@ class DigiRL:
         """Returns those episodes and what they are relabelled to, and the share of the latter as a figure."""
         episodes, relabelled = self._experience.hindsight.added(newest, self._peers)
         tried = set(map(id, newest))
-        lengths = [len(episode.steps) + 1 for episode in episodes]
-        observations = [observation for episode in episodes for observation in episode.observations]
-        parts = zip(episodes, torch.split(self._features(observations), lengths), strict=True)
+        parts = zip(episodes, looked_at(self._agent, episodes, self._peers), strict=True)
         return [Seen(episode, part, id(episode) in tried) for episode, part in parts], relabelled
-
-    def _features(self, observations: Sequence[Observation]) -> torch.Tensor:
-        """Returns [N, F] of any number of observations."""
-
-        def compute(places: Sequence[int]) -> torch.Tensor:
-            return contract.inputs(self._agent, [observations[place] for place in places]).cpu()
-
-        return self._peers.spread(len(observations), compute) if observations else torch.empty(0, self._input_size)
 
     def _scores(self, seen: Sequence[Seen], offline: bool) -> np.ndarray:
         """Returns by how much each episode ended better than its instruction let expect, shape [N]."""

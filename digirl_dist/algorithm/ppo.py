@@ -17,6 +17,7 @@ from digirl_dist.algorithm.losses import clipped_gains, ratios_of, with_entropy
 from digirl_dist.algorithm.optimizer import MinibatchOptimizer, totals
 from digirl_dist.algorithm.options import PpoOptions
 from digirl_dist.algorithm.table import KEPT, Learned, Row, learned_from
+from digirl_dist.algorithm.values import looked_at
 from digirl_dist.parallel.peers import ALONE, Peers
 from digirl_dist.trajectory import Observation, Trajectory
 from digirl_dist.types import Json
@@ -100,8 +101,8 @@ class PPO:
     def _rows(self, fresh: Sequence[Trajectory], table: list[Row]) -> Rows:
         """Fills the table, too."""
         inputs, advantages, returns = [], [], []
-        for piece in fresh:
-            seen, values = self._look_at(piece)
+        for piece, seen in zip(fresh, looked_at(self._agent, fresh, self._peers), strict=True):
+            values = self._values(seen)
             estimate = self._advantages(piece, values)
             inputs.append(seen[:-1])
             advantages.append(torch.from_numpy(estimate))
@@ -121,16 +122,14 @@ class PPO:
             [row.observation for row in table],
             [row.action for row in table],
             log_probs,
-            torch.cat([torch.zeros(0, self._input_size, device=device), *inputs]),
+            torch.cat([torch.zeros(0, self._input_size), *inputs]).to(device),
             normal,
             targets.float().to(device),
         )
 
-    def _look_at(self, piece: Trajectory) -> tuple[torch.Tensor, np.ndarray]:
-        """Returns what the value function sees of it, [H + 1, V], and the values [H + 1]."""
-        seen = contract.inputs(self._agent, piece.observations).to(self._device)
-        with torch.no_grad():
-            return seen, self._scale.returns(self._value(seen)[:, 0].double().cpu().numpy())
+    @torch.no_grad()
+    def _values(self, seen: torch.Tensor) -> np.ndarray:
+        return self._scale.returns(self._value(seen.to(self._device))[:, 0].double().cpu().numpy())
 
     def _advantages(self, piece: Trajectory, values: np.ndarray) -> np.ndarray:
         if piece.steps[-1].terminated:

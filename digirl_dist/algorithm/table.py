@@ -49,7 +49,7 @@ class Row:
 
     @property
     def observation(self) -> Observation:
-        return seen_at(self.episode.steps, self.place)
+        return seen_at(self.episode, self.place)
 
     @property
     def action(self) -> Json:

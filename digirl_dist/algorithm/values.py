@@ -9,9 +9,11 @@ import numpy as np
 import torch
 from torch import nn
 
+from digirl_dist.agent import Agent, contract, critic
 from digirl_dist.algorithm.optimizer import Fit, MinibatchOptimizer
 from digirl_dist.parallel.peers import ALONE, Peers
 from digirl_dist.settings import ValueSettings
+from digirl_dist.trajectory import Trajectory, seen_at
 
 _BINS = 10
 _WIDTH = 128
@@ -26,6 +28,17 @@ class Measured(NamedTuple):
     accuracy: float
     """How often the critics together are right."""
     calibration_error: float
+
+
+def looked_at(agent: Agent, episodes: Sequence[Trajectory], peers: Peers) -> Sequence[torch.Tensor]:
+    """Returns what value functions read of each episode of H steps, [H + 1, V]. Every rank must call it."""
+    places = [(episode, place) for episode in episodes for place in range(len(episode.steps) + 1)]
+
+    def compute(rows: Sequence[int]) -> torch.Tensor:
+        return contract.inputs(agent, [seen_at(*places[row]) for row in rows]).cpu()
+
+    found = peers.spread(len(places), compute) if places else torch.empty(0, critic(agent)[1])
+    return torch.split(found, [len(episode.steps) + 1 for episode in episodes])
 
 
 class SuccessValue:

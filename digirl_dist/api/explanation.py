@@ -72,7 +72,7 @@ def _log_probs(policy: Policy, episode: Trajectory) -> list[float]:
     import torch
 
     with torch.no_grad():
-        seen = [seen_at(episode.steps, place) for place in range(len(episode.steps))]
+        seen = [seen_at(episode, place) for place in range(len(episode.steps))]
         found = policy.agent.log_prob(seen, [step.action for step in episode.steps])
         values: list[float] = found.tolist()
     return values

@@ -145,7 +145,7 @@ class SharedRows(_Together):
         return cut(batches, self._group.rank)
 
     def spread(self, rows: int, compute: Compute, drawn: Sequence[list[int]] = ()) -> torch.Tensor:
-        part = first_parts(drawn, rows, self._group.rank) if drawn else every_nth(rows, self._group.rank)
+        part = part_of(rows, self._group.rank, drawn)
         return gathered(self._group, rows, part, compute(part) if part else None)
 
     def total(self, sums: torch.Tensor) -> torch.Tensor:
@@ -192,13 +192,10 @@ def cut(batches: Batches, rank: Rank) -> Batches:
     return [batch[(rank.rank - end + len(batch)) % world :: world] for end, batch in zip(ends, batches, strict=True)]
 
 
-def every_nth(rows: int, rank: Rank) -> Sequence[int]:
-    return range(rank.rank, rows, rank.world_size)
-
-
-def first_parts(drawn: Sequence[list[int]], rows: int, rank: Rank) -> Sequence[int]:
-    """Returns those of the first ``rows`` rows that are in this rank's part where they are first drawn."""
-    places = {row: place for place, row in reversed([*enumerate(chain.from_iterable(drawn))])}
+def part_of(rows: int, rank: Rank, drawn: Sequence[list[int]]) -> Sequence[int]:
+    """Returns this rank's of so many rows: every W-th, or those that are in its part where they are first ``drawn``."""
+    order = enumerate(chain.from_iterable(drawn or [range(rows)]))
+    places = {row: place for place, row in reversed([*order])}
     return [row for row, place in places.items() if row < rows and place % rank.world_size == rank.rank]
 
 

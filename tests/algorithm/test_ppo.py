@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 import pytest
 import torch
@@ -9,6 +11,7 @@ import torch
 from digirl_dist.agent.generic import GenericPolicy
 from digirl_dist.algorithm.losses import MOST_LOG_RATIO, clipped_gains, ratios_of
 from digirl_dist.algorithm.ppo import PPO, generalized_advantages, normalised
+from digirl_dist.algorithm.values import looked_at
 from digirl_dist.emulator import DiscreteActions, EmulatorSpec
 from digirl_dist.parallel.peers import ALONE
 from digirl_dist.settings import GenericAgentSettings, PpoSettings
@@ -100,8 +103,23 @@ def test_the_value_function_sees_vectors_that_no_update_of_the_policy_changes() 
     agent = policy()
     seen = [Observation(vector=np.array([3, -4], np.float32))]
     assert agent.critic_inputs(seen).tolist() == [[3, -4]] and agent.critic_size == 2
-    algorithm = PPO(agent, PpoSettings(), seed=0)
-    assert algorithm._look_at(piece(1, 0.0, terminated=True))[0].tolist() == [[1, 0]] * 5
+    pieces = [piece(1, 0.0, terminated=True), piece(0, 0.0, terminated=True)]
+    assert [each.tolist() for each in looked_at(agent, pieces, ALONE)] == [[[1, 0]] * 5] * 2
+    assert looked_at(agent, [], ALONE) == ()
+
+
+def test_the_value_function_sees_the_screenshots_that_the_policy_does() -> None:
+    steps = [Step(Observation("", b"%d" % at), 0, -1.0, 0.0, False, at == 9) for at in range(10)]
+    episode = Trajectory(Ticket(0, 0, Task("t"), 0, 0), "e", "w", 0, steps, Observation("", b"last"), False)
+    seen: list[Observation] = []
+
+    class Viewer(GenericPolicy):
+        def critic_inputs(self, observations: Sequence[Observation]) -> torch.Tensor:
+            seen.extend(observations)
+            return torch.zeros(len(observations), self.critic_size)
+
+    looked_at(Viewer(policy().spec, width=16, short_side=8), [episode], ALONE)
+    assert [list(one.earlier) for one in seen] == [[b"%d" % at for at in range(max(0, k - 8), k)] for k in range(11)]
 
 
 def test_a_resumed_algorithm_goes_on_as_if_it_had_not_stopped() -> None:

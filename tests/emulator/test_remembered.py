@@ -131,7 +131,7 @@ def test_a_chat_model_is_shown_earlier_screenshots_and_files_have_each_once(tmp_
     episode = Trajectory(Ticket(0, 0, TASK, 3, 0), "e", "w", 0, steps, seen[-1], False)
     episode_file.write(tmp_path / "e.episode", episode)
     kept = episode_file.read(tmp_path / "e.episode")
-    assert [list(seen_at(kept.steps, at).earlier) for at in range(4)] == [screens[:at] for at in range(4)]
+    assert [list(seen_at(kept, at).earlier) for at in range(5)] == [screens[:at] for at in range(5)]
     assert prompted().reset(TASK, 3).earlier == ()
 
 
