@@ -60,7 +60,8 @@ def token_log_probs(
         return found, torch.ones_like(found, dtype=torch.bool)
     found, mask = cast("TokenAgent", agent).token_log_probs(observations, actions)
     shape = len(actions), mask.shape[-1]
-    _shaped(agent, "token_log_probs", mask, shape)
+    if not _shaped(agent, "token_log_probs", mask, shape).any(dim=1).all():
+        raise TrainingError(f"{type(agent).__name__}.token_log_probs says that an action has no token")
     return _learnable(agent, "token_log_probs", found, shape), mask
 
 

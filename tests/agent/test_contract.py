@@ -107,6 +107,16 @@ def test_log_probabilities_without_a_gradient_teach_nothing_and_are_refused() ->
         assert contract.log_prob(of(torch.zeros(2)), SEEN, [0, 1]).shape == (2,)
 
 
+def test_an_action_without_tokens_is_refused() -> None:
+    speaker = of(None)
+    speaker.token_log_probs = lambda *_: (
+        torch.zeros(2, 3, requires_grad=True),
+        torch.tensor([[1, 0, 0], [0, 0, 0]]) > 0,
+    )
+    with pytest.raises(TrainingError, match="Faulty.token_log_probs says that an action has no token"):
+        contract.token_log_probs(speaker, SEEN, [0, 1])
+
+
 def no_agent(spec: EmulatorSpec) -> Any:
     return Faulty(lambda: None)
 

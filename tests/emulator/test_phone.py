@@ -221,6 +221,15 @@ def test_the_keyboard_has_an_enter_key() -> None:
     assert emulator.step(tap(layout.ENTER_KEY)).success
 
 
+def test_a_text_that_ends_with_a_new_line_is_submitted() -> None:
+    [task] = [task for task in phone_tasks("all", "train") if task.id == "submit-browser-pizza"]
+    emulator = phone()
+    emulator.reset(task, 0)
+    for action in solution(task.params)[:-2]:
+        emulator.step(action)
+    assert emulator.step({"type": "type", "text": "pizza\n"}).success
+
+
 def test_back_hides_the_keyboard_then_closes_the_app() -> None:
     emulator = phone()
     home = emulator.reset(phone_tasks("easy", "train")[0], 0).image

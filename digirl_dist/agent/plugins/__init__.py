@@ -86,7 +86,7 @@ class WritingAgentPlugin(AgentPlugin, ABC):
     suits: ClassVar[Suits] = Suits.screens
     coordinates: Coordinates = Coordinates.shares
     """How the model writes places: UI-TARS 1.5 and Qwen2.5-VL in pixels, Qwen3-VL, OS-Atlas, AutoGLM and CogAgent in
-    thousandths."""
+    thousandths. With ``agent=endpoint``, pixels are those of the picture that is sent: its server must not scale it."""
     system: str = ""
     """Your own rules for the model; empty: general ones that ask for one line of JSON."""
     previous_actions: FewOrNone = expert(3)

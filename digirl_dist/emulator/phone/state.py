@@ -89,7 +89,9 @@ class PhoneState:
             case "swipe":
                 self._swipe(action.to_x - action.x, action.to_y - action.y)
             case "type" if self.focused:
-                self.typed += action.text
+                self.typed += action.text.rstrip("\n")
+                if action.text.endswith("\n"):
+                    self.perform(DeviceAction("enter"))
             case "enter" if self.focused and self.typed:
                 self._submit()
             case "back":
