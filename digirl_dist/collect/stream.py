@@ -92,8 +92,11 @@ class Stream:
         self._made = made
         self._is_judged = is_judged
         self._lock = threading.Lock()
-        asked = [ticket.iteration for ticket in log.tickets().values()]  # of which nobody may have begun any
-        self._page, self._index = max([first_page, *(page + 1 for page in asked)]), 0
+        asked = log.tickets().values()  # of which nobody may have begun any
+        self._page = max([first_page, *(ticket.iteration + 1 for ticket in asked)])
+        self._first = self._index = self._page * _PAGE
+        """The index of the page's first ticket and of the next one. Actions are drawn by seed and index, so no other
+        page has the same: else rollouts of one seed that lie in two pages would be one episode twice."""
         self._open: dict[Key, Rollout] = {}
         self._by_name: dict[str, Rollout] = {}
         """Those of ``_open`` that have a key."""
@@ -126,6 +129,7 @@ class Stream:
         with self._lock:
             if as_page:
                 self._turn_page()
+                self._first = self._index = 0  # a second call with the same seeds gets the same actions
             new: dict[Key, Rollout] = {}
             of: dict[str, Rollout] = {}
             """Those of this call that have a key."""
@@ -192,8 +196,8 @@ class Stream:
             self._deliver(key, Lost("cancelled", why), asked_again=False)
 
     def _new(self, request: Request, new: dict[Key, Rollout], of: dict[str, Rollout]) -> Rollout:
-        if self._index >= _PAGE:
-            self._turn_page()
+        if self._index - self._first >= _PAGE:
+            self._page, self._first = self._page + 1, self._index
         ticket = Ticket(self._page, self._index, request.task, request.seed, policy_version=0)
         self._index += 1
         rollout = new[ticket.key] = Rollout(ticket, request.key, self.withdraw, request.due_at)
@@ -202,8 +206,8 @@ class Stream:
         return rollout
 
     def _turn_page(self) -> None:
-        if self._index:
-            self._page, self._index = self._page + 1, 0
+        self._page += self._index > self._first
+        self._first = self._index = self._page * _PAGE
 
     def _asked_before(self, request: Request, of: Mapping[str, Rollout]) -> Rollout | None:
         """Returns the rollout that a key had, with its episode if that landed; ``of`` are those of the same call."""
@@ -219,8 +223,7 @@ class Stream:
             running.due_at = min(running.due_at, request.due_at)
             self._watch_deadline(running)
             return running
-        found = self._found(ticket)
-        if not found:
+        if not (found := self._found(ticket)):
             return None
         rollout = Rollout(ticket, request.key, self.withdraw, request.due_at)
         rollout.set_result(self._made(found))
@@ -235,9 +238,8 @@ class Stream:
 
     def _stored(self, ticket: Ticket) -> Trajectory | None:
         found = self._store.landed(ticket.round).get(ticket.key)
-        if found is None or found.ticket.misfit(replace(ticket, policy_version=found.ticket.policy_version)):
-            return None
-        return found
+        fits = found and not found.ticket.misfit(replace(ticket, policy_version=found.ticket.policy_version))
+        return found if fits else None
 
     def _take(self, rollouts: Sequence[Rollout]) -> None:
         for rollout in rollouts:

@@ -70,6 +70,24 @@ def test_what_nobody_began_before_a_kill_gets_no_place_of_another(ground: Ground
     assert len(ground.land()) == 3 and all(one.done() for one in asked)
 
 
+def test_rollouts_of_one_seed_draw_their_actions_differently_also_on_other_pages(ground: Ground) -> None:
+    """An action is drawn by seed, index and step: rollouts 64 apart were the same episode twice."""
+    asked = ground.ask(*[None] * 200, "k")
+    ground.stream.ask([Request(TASK, 1)], as_page=True)
+    asked += ground.ask(*[None] * 200)
+    ground.open(first_page=asked[-1].ticket.iteration + 1)  # as after a crash in the middle of a group
+    asked += ground.ask(*[None] * 200)
+    assert len({one.ticket.iteration for one in asked}) > 9
+    assert len({one.ticket.index for one in asked}) == len(asked) == 601
+
+
+def test_a_second_call_for_the_same_episodes_draws_the_same_actions(ground: Ground) -> None:
+    ground.ask(None)
+    first, second = (ground.stream.ask([Request(TASK, seed) for seed in range(100)], as_page=True) for _ in range(2))
+    assert [one.ticket.index for one in first] == [one.ticket.index for one in second] == [*range(100)]
+    assert len({one.ticket.key for one in first + second}) == 200
+
+
 def test_a_line_that_was_cut_was_confirmed_to_nobody(ground: Ground) -> None:
     ground.ask("a")
     path = ground.folder / "rollouts.jsonl"
