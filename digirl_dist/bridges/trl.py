@@ -78,7 +78,7 @@ class FleetRollouts:
             self._thread.join(_STOP_S)
 
     def update_model_version(self, model_version: int) -> None:
-        """Episodes that begin from now on count as those of this version."""
+        """Steps that are decided from now on count as those of this version."""
         self._versions[self._fleet.update(self._act)] = model_version
 
     def check_health(self, stale_after_s: float) -> None:
@@ -114,8 +114,7 @@ class FleetRollouts:
         deviation = statistics.pstdev(rewards) if rewards else 0.0
         for episode in group:
             advantage = (episode.reward - statistics.fmean(rewards)) / (deviation + _LEAST_DEVIATION)
-            version = self._versions.get(episode.ticket.policy_version, 0)
-            for step in episode.steps:
+            for step, version in zip(episode.steps, episode.versions, strict=True):
                 asked, written = _tokens(step)
                 yield RolloutSample(
                     prompt=[{"role": "user", "content": step.observation.text}],
@@ -124,7 +123,7 @@ class FleetRollouts:
                     completion_mask=np.repeat([0, 1], [len(asked), len(written)]),
                     old_log_probs=np.array([0.0] * len(asked) + [*step.token_log_probs], np.float32),
                     advantage=advantage,
-                    model_version=version,
+                    model_version=self._versions.get(version, 0),
                     group_id=number,
                     metrics={"reward": episode.reward, "reward_std": deviation},
                 )

@@ -5,7 +5,8 @@ from __future__ import annotations
 import json
 import math
 import signal
-from collections.abc import Callable
+import threading
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -202,7 +203,7 @@ def test_grpo_learns_ten_steps_in_environments_of_two_workers_of_which_one_is_ki
 COUNTER: dict[str, Any] = {"name": "custom", "entry_point": "user_classes:Counter"}
 
 
-def spoken(observations: list[Observation]) -> list[Decision]:
+def spoken(observations: Sequence[Observation]) -> list[Decision]:
     return [Decision(1, -1.5, [-1.0, -0.5], [3, 4], [5, 6, 7]) for _ in observations]
 
 
@@ -229,6 +230,32 @@ def test_rows_have_what_was_read_and_written_and_a_loss_is_none_of_them(
         assert row.input_ids.tolist() == [5, 6, 7, 3, 4] and row.completion_mask.tolist() == [0, 0, 0, 1, 1]
         assert row.old_log_probs.tolist() == [0.0, 0.0, 0.0, -1.0, -0.5] and row.model_version == 7
         assert row.metrics == {"reward": 3.0, "reward_std": 0.0} and row.advantage == 0.0
+
+
+@pytest.mark.system
+def test_a_row_has_the_version_that_decided_its_step(monkeypatch: pytest.MonkeyPatch) -> None:
+    """TRL drops rows that are too old, and the late ones of a long episode are not."""
+    from digirl_dist.bridges.trl import FleetRollouts
+
+    monkeypatch.chdir(Path(__file__).resolve().parent.parent)
+    second, updated = threading.Event(), threading.Event()
+
+    def act(observations: Sequence[Observation]) -> list[Decision]:
+        if observations[0].vector is not None and observations[0].vector[0] == 1:
+            second.set()
+            assert updated.wait(60)
+        return spoken(observations)
+
+    with Fleet.inline(bsize=1, emulator=COUNTER) as fleet:
+        rollouts = FleetRollouts(fleet, act, [Task("fine")], group_size=1)
+        rollouts.update_model_version(7)
+        rollouts.start()
+        assert second.wait(60)
+        rollouts.update_model_version(8)
+        updated.set()
+        rows = [rollouts.rollout_buffer.get(timeout=60) for _ in range(3)]
+        rollouts.stop()
+    assert [row.model_version for row in rows] == [7, 7, 8]
 
 
 @pytest.mark.system
