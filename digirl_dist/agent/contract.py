@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import json
 import sys
 from array import array
 from collections.abc import Iterator, Mapping, Sequence
@@ -26,12 +27,14 @@ _ROWS_AT_ONCE = 64
 MEMBERS = ("act", "log_prob", "features", "feature_size", "train", "parameters", "state_dict", "load_state_dict")
 """What each agent has."""
 _LEARNING = "log_prob", "parameters", "state_dict"
+_encoded = json.JSONEncoder(allow_nan=False, default=lambda number: number.tolist()).encode
+"""Writes an action as every link and file will, with numbers of NumPy and torch as plain ones."""
 
 
 def decisions(
     agent: Actor, observations: Sequence[Observation], rngs: Sequence[np.random.Generator]
 ) -> list[Decision | NoDecision]:
-    """Returns what an agent decides, numbers of NumPy and torch as plain ones. Raises AgentError."""
+    """Returns what an agent decides, in plain numbers and JSON, as links and files have it. Raises AgentError."""
     name = f"{type(agent).__name__}.act"
     with blaming(name, AgentError):
         decided = agent.act(observations, rngs)
@@ -86,8 +89,7 @@ def state_of(agent: Agent) -> dict[str, torch.Tensor]:
     if not isinstance(state, Mapping):
         raise StateError(f"{name} returned {_described(state)}, not a dict of tensors by name")
     for key, value in state.items():
-        wrong = _unlike_weights(value) if isinstance(key, str) else "is a key and not a string"
-        if wrong:
+        if wrong := _unlike_weights(value) if isinstance(key, str) else "is a key and not a string":
             raise StateError(f"{name}: {key!r:.100} {wrong}")
     return dict(state)
 
@@ -128,14 +130,15 @@ def _plain(decision: Any, name: str) -> Decision | NoDecision:
         return decision
     if not isinstance(decision, Decision):
         raise AgentError(f"{name} returned {_described(decision)} in place of a Decision")
-    action = decision.action.tolist() if hasattr(decision.action, "tolist") else decision.action
     try:
+        action = json.loads(_encoded(decision.action))
         written, read = (tuple(array("i", tokens)) for tokens in (decision.tokens, decision.prompt_tokens))
         return Decision(action, float(decision.log_prob), tuple(map(float, decision.token_log_probs)), written, read)
-    except (TypeError, ValueError, OverflowError) as error:
+    except (AttributeError, TypeError, ValueError, OverflowError, RecursionError) as error:
         raise AgentError(
             f"{name} returned a Decision whose log_prob is {decision.log_prob!r:.100}, "
-            f"token_log_probs {decision.token_log_probs!r:.100}, and tokens {decision.tokens!r:.100}"
+            f"token_log_probs {decision.token_log_probs!r:.100}, tokens {decision.tokens!r:.100}, "
+            f"and action {decision.action!r:.100}: {error}"
         ) from error
 
 

@@ -7,7 +7,7 @@ import queue
 import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 
@@ -65,23 +65,22 @@ class FunctionAgent(ActsAlone):
     def act(
         self, observations: Sequence[Observation], rngs: Sequence[np.random.Generator]
     ) -> list[Decision | NoDecision]:
-        return [
-            one if isinstance(one, Decision | NoDecision) else Decision(one, 0.0) for one in self.function(observations)
-        ]
+        answer: Any = self.function(observations)
+        if isinstance(answer, Iterable) and getattr(answer, "ndim", None) != 0:  # one number of NumPy or torch is none
+            return [one if isinstance(one, Decision | NoDecision) else Decision(one, 0.0) for one in answer]
+        return cast(list[Decision | NoDecision], answer)  # which ``contract.decisions`` refuses
 
 
 class Rollouts:
     """What an open fleet was asked for."""
 
     def __init__(self, fleet: OpenFleet, first_page: int) -> None:
-        context = fleet.context
-        self._context = context
+        self._context = context = fleet.context
         self._pool = fleet.pool
         self._seed = context.settings.seed
         self._draws = np.random.default_rng([self._seed, first_page])
-        log = RolloutLog(context.folder.rollouts)
         is_judged = context.settings.success is not Success.environment
-        self.stream = Stream(self._pool, log, first_page, Episode.of, is_judged)
+        self.stream = Stream(self._pool, RolloutLog(context.folder.rollouts), first_page, Episode.of, is_judged)
         self._unlike: set[str] = set()
         """Tasks of which members of a group started differently."""
         self._newest: Checkpoint | None = None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -13,6 +14,7 @@ import torch
 
 from digirl_dist.agent import contract
 from digirl_dist.agent.plugins.custom import CustomAgentSettings
+from digirl_dist.api.rollouts import FunctionAgent
 from digirl_dist.emulator import DiscreteActions, EmulatorSpec
 from digirl_dist.errors import AgentError, SettingsError, StateError, TrainingError
 from digirl_dist.storage.checkpoint import Checkpoints
@@ -49,6 +51,9 @@ def decided(agent: Any) -> list[Decision | NoDecision]:
         ([0, 1], "Faulty.act returned a int in place of a Decision"),
         ([(0, -0.5)] * 2, "Faulty.act returned 2 of int in place of a Decision"),
         ([Decision(0, None)] * 2, "Faulty.act returned a Decision whose log_prob is None"),  # type: ignore[arg-type]
+        ([Decision([math.nan, 0.0], 0.0)] * 2, "and action [nan, 0.0]: Out of range float values"),
+        ([Decision(np.array([0.0, np.inf]), 0.0)] * 2, "and action array([ 0., inf]): Out of range float values"),
+        ([Decision({1}, 0.0)] * 2, "and action {1}: 'set' object has no attribute 'tolist'"),  # type: ignore[arg-type]
     ],
 )
 def test_decisions_that_are_none_are_refused(answer: Any, told: str) -> None:
@@ -61,6 +66,32 @@ def test_numbers_of_numpy_and_torch_become_plain_ones() -> None:
     assert decided(of([Decision(np.int64(3), np.float32(-0.5)), cannot])) == [Decision(3, -0.5), cannot]
     [first, _] = decided(of([Decision(torch.tensor([1, 2]), torch.tensor(-0.25))] * 2))
     assert first == Decision([1, 2], -0.25) and type(first.log_prob) is float
+    inside: Any = {"type": "tap", "x": np.float32(0.5), "on": np.bool_(True), "of": (torch.tensor(2), [np.arange(2)])}
+    [first, _] = decided(of([Decision(inside, 0.1)] * 2))
+    assert first == Decision({"type": "tap", "x": 0.5, "on": True, "of": [2, [[0, 1]]]}, 0.1)
+    [first, _] = decided(of([Decision([0.1, 1e-300, 2**60], 0.0)] * 2))
+    assert first == Decision([0.1, 1e-300, 2**60], 0.0), "nothing is rounded"
+
+
+@pytest.mark.parametrize(
+    ("answer", "told"),
+    [
+        (None, "FunctionAgent.act returned None for 2 observations, not a list of one Decision for each"),
+        (1, "FunctionAgent.act returned a int for 2 observations"),
+        (np.float32(0.5), "FunctionAgent.act returned an array of shape [] for 2 observations"),
+        (torch.tensor(1), "FunctionAgent.act returned a tensor of shape [] for 2 observations"),
+        ([1], "FunctionAgent.act returned 1 of Decision for 2 observations"),
+    ],
+)
+def test_a_function_that_returns_no_list_is_told_what_it_returned(answer: Any, told: str) -> None:
+    """As one without ``return`` does: it lost its episode with a traceback of code that is not the user's."""
+    with pytest.raises(AgentError, match=re.escape(told)):
+        decided(FunctionAgent(lambda _: answer))
+
+
+@pytest.mark.parametrize("answer", [[1, 0], (np.int64(1), 0), torch.tensor([1, 0]), np.array([1, 0])])
+def test_a_function_may_return_its_actions_in_any_row(answer: Any) -> None:
+    assert decided(FunctionAgent(lambda _: answer)) == [Decision(1, 0.0), Decision(0, 0.0)]
 
 
 def test_what_an_agent_raises_is_told_with_its_line_and_what_this_package_raises_stays() -> None:
