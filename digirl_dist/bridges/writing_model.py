@@ -42,19 +42,21 @@ class WritingModel:
         temperature: float = 1.0,
     ) -> None:
         """``prompt`` makes the chat that asks for an action, ``read`` makes an action of any answer. ``temperature`` is
-        that of the trainer's configuration, whose log-probabilities are compared with those of the answers."""
+        that of the trainer's configuration, whose log-probabilities are compared with those of the answers; what else
+        the model's ``generation_config`` says of sampling is replaced."""
         self._model = model.eval()
         self._tokenizer = tokenizer
         self._prompt = prompt
         self._read = read
-        self._sampling = {
-            "max_new_tokens": max_new_tokens,
-            "temperature": temperature,
-            "top_k": 0,
-            "top_p": 1.0,
-            "pad_token_id": tokenizer.pad_token_id,
-            "eos_token_id": tokenizer.eos_token_id,
-        }
+        self._model.generation_config = type(model.generation_config)(
+            do_sample=True,
+            max_new_tokens=max_new_tokens,
+            temperature=temperature,
+            top_k=0,
+            top_p=1.0,
+            pad_token_id=tokenizer.pad_token_id,
+            eos_token_id=tokenizer.eos_token_id,
+        )
         self._weights = threading.Lock()
 
     def __call__(self, observations: Sequence[Observation]) -> list[Decision]:
@@ -62,9 +64,7 @@ class WritingModel:
         padded = self._tokenizer.pad({"input_ids": prompts}, padding_side="left", return_tensors="pt")
         padded = padded.to(self._model.device)
         with self._weights, torch.inference_mode():
-            written = self._model.generate(
-                **padded, do_sample=True, output_scores=True, return_dict_in_generate=True, **self._sampling
-            )
+            written = self._model.generate(**padded, output_scores=True, return_dict_in_generate=True)
         scores = torch.stack(written.scores, 1).float().log_softmax(-1)
         answers = written.sequences[:, padded["input_ids"].shape[1] :]
         log_probs = scores.gather(2, answers[:, :, None])[:, :, 0]

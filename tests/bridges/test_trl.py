@@ -300,3 +300,27 @@ def test_weights_of_another_model_are_refused(tmp_path: Path) -> None:
     [decision] = acting([Observation("go there")])
     assert decision.action["type"] in ("tap", "wait") and len(decision.tokens) == len(decision.token_log_probs) > 0
     assert math.isclose(decision.log_prob, sum(decision.token_log_probs)) and len(decision.prompt_tokens) == 2
+
+
+@pytest.mark.component
+def test_a_model_writes_and_reports_what_its_weights_say_whatever_its_generation_config_has(tmp_path: Path) -> None:
+    """A trainer computes log-probabilities from the weights and the temperature alone."""
+    import torch
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    from digirl_dist.bridges.writing_model import WritingModel
+
+    folder = make_tiny_model(tmp_path, ["go", "there"])
+    model, tokenizer = AutoModelForCausalLM.from_pretrained(folder), AutoTokenizer.from_pretrained(folder)
+    biases = {"repetition_penalty": 5.0, "min_p": 0.9, "no_repeat_ngram_size": 1, "suppress_tokens": [4, 5, 6]}
+    for name, value in biases.items():
+        setattr(model.generation_config, name, value)
+    acting = WritingModel(model, tokenizer, max_new_tokens=20, temperature=0.5)
+    for decision in acting([Observation("go there"), Observation("go")]):
+        read = [*decision.prompt_tokens, *decision.tokens]
+        with torch.no_grad():
+            scores = (model(torch.tensor([read])).logits[0].float() / 0.5).log_softmax(-1)
+        first = len(decision.prompt_tokens)
+        own = [float(scores[place - 1, read[place]]) for place in range(first, len(read))]
+        assert [*decision.token_log_probs] == pytest.approx(own, abs=1e-4)
+        assert len(decision.tokens) == 20 or decision.tokens[-1] == tokenizer.eos_token_id
