@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+from collections import Counter
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import replace
@@ -81,6 +82,8 @@ def tasks_of(settings: Settings, emulator: EmulatorSettings, split: str) -> Sequ
     else:
         tasks = list(emulator.tasks(task_set, split))
     refuse_unstorable(tasks)
+    if repeated := [found for found, times in Counter(task.id for task in tasks).items() if times > 1]:
+        raise SettingsError(f"task_set {task_set} has two tasks with the id {repeated[0]!r} in {split}: rename one")
     return tasks
 
 
@@ -89,6 +92,8 @@ def refuse_unstorable(tasks: Sequence[Task]) -> None:
     for task in tasks:
         try:
             f"{task.id:s}{task.instruction:s}".encode()
+            if not isinstance(task.params, dict):
+                raise TypeError(f"params is a {type(task.params).__name__}")
             json.dumps(task.params, allow_nan=False)
         except (TypeError, ValueError, RecursionError) as error:
             raise SettingsError(

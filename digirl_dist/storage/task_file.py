@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import difflib
-from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -35,14 +34,10 @@ def from_file(
     ``can_run``: whether the emulator can run and judge it. Raises SettingsError naming the file and the entry.
     """
     path = expanded(task_set.replace("{split}", split), "task_set")
-    found = [entry for entry in _entries(path) if entry.split in (None, split)]
-    tasks = [_resolved(entry.task, known, can_run, path) for entry in found]
-    if not tasks:
+    found = [entry.task for entry in _entries(path) if entry.split in (None, split)]
+    if not found:
         raise SettingsError(f"task_set {path} has no task of the split {split!r}")
-    id_, times = Counter(task.id for task in tasks).most_common(1)[0]
-    if times > 1:
-        raise SettingsError(f"task_set {path} has two tasks with the id {id_!r}")
-    return tasks
+    return [_resolved(task, known, can_run, path) for task in found]
 
 
 @dataclass(frozen=True)
@@ -95,8 +90,7 @@ def _entry(value: Any, number: int, split: str | None, path: Path) -> _Entry:
 
 
 def _refuse_unknown(mapping: dict[Any, Any], known: Sequence[str], where: str) -> None:
-    unknown = [key for key in mapping if key not in known]
-    if unknown:
+    if unknown := [key for key in mapping if key not in known]:
         raise SettingsError(f"{where} has no key {unknown[0]!r:.200}; there are {', '.join(known)}")
 
 

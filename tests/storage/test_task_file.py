@@ -6,8 +6,11 @@ import json
 from pathlib import Path
 
 import pytest
+from user_classes import Counter
 
+from digirl_dist.agent.plugins.custom import CustomAgentSettings
 from digirl_dist.assembly.parts import build_device
+from digirl_dist.emulator.plugins.custom import CustomEmulatorSettings
 from digirl_dist.errors import SettingsError
 from digirl_dist.settings import (
     DeviceAgentSettings,
@@ -86,7 +89,6 @@ def test_a_known_task_may_be_asked_for_in_other_words(tmp_path: Path) -> None:
         ("a.yaml", "[{id: a, instrution: b}]", "no key 'instrution'"),
         ("a.yaml", "[{id: 3}]", "id must be a str"),
         ("a.yaml", "[{id: a, split: dev}]", "no split 'dev'"),
-        ("a.yaml", "[{id: a}, {id: a}]", "two tasks with the id 'a'"),
     ],
 )
 def test_what_is_wrong_in_a_file_is_named(tmp_path: Path, name: str, text: str, message: str) -> None:
@@ -104,6 +106,35 @@ def test_a_missing_file_is_named() -> None:
 def chosen(emulator: EmulatorSettings, task_set: str, **more: object) -> list[Task]:
     settings = Settings(**{"task_set": task_set, "emulator": emulator, "agent": DeviceAgentSettings(), **more})  # type: ignore[arg-type]
     return list(build_device(settings, emulator).tasks)
+
+
+def test_two_tasks_with_one_id_are_refused_wherever_they_come_from(tmp_path: Path) -> None:
+    """Tasks are asked for by id, and one of them vanished."""
+    path = written(tmp_path, "a.yaml", "[{id: a, params: {app: Maps}}, {id: a, params: {app: Clock}}]")
+    with pytest.raises(SettingsError, match="two tasks with the id 'a'") as refusal:
+        chosen(PhoneSettings(), path)
+    assert path in str(refusal.value)
+    own = CustomEmulatorSettings(entry_point=f"{__name__}:TwoOfOneId")
+    with pytest.raises(SettingsError, match="task_set default has two tasks with the id 'a' in train: rename one"):
+        chosen(own, "default", agent=CustomAgentSettings(entry_point="user_classes:Coin"))
+
+
+def test_params_that_are_no_object_are_refused_before_a_worker_reads_them() -> None:
+    own = CustomEmulatorSettings(entry_point=f"{__name__}:ListedParams")
+    with pytest.raises(SettingsError, match=r"cannot be stored \(params is a list\): .* params a JSON object"):
+        chosen(own, "default", agent=CustomAgentSettings(entry_point="user_classes:Coin"))
+
+
+class TwoOfOneId(Counter):
+    @staticmethod
+    def tasks(task_set: str, split: str) -> list[Task]:
+        return [Task("a", params={"x": 1}), Task("b"), Task("a", params={"x": 2})]
+
+
+class ListedParams(Counter):
+    @staticmethod
+    def tasks(task_set: str, split: str) -> list[Task]:
+        return [Task("a", "A", [1])]  # type: ignore[arg-type]
 
 
 def test_the_demo_phone_judges_its_own_tasks_and_those_with_a_goal(tmp_path: Path) -> None:
