@@ -12,6 +12,7 @@ from typing import Any
 
 import gymnasium
 from gymnasium.envs.registration import EnvSpec, load_env_creator
+from gymnasium.wrappers import OrderEnforcing, TimeLimit
 
 from digirl_dist.emulator import DeviceActions, EmulatorFactory, EmulatorSpec
 from digirl_dist.emulator.gymnasium_spaces import NativeActions, Senses
@@ -86,7 +87,9 @@ class GymnasiumEmulator:
     def spec(self) -> EmulatorSpec:
         actions = DeviceActions() if self._actions is None else self._actions.spec
         senses, steady = self._senses, self._touch is None  # what is touched is a browser, or another live device
-        longest = self._env.spec.max_episode_steps if self._env.spec else None  # Gymnasium's TimeLimit keeps to it
+        outer = self._env.env if isinstance(self._env, OrderEnforcing) else self._env
+        # what is around a TimeLimit may begin it again within an episode
+        longest = outer.spec.max_episode_steps if isinstance(outer, TimeLimit) and outer.spec else None
         return EmulatorSpec(actions, senses.vector_size, senses.image_size, steady=steady, longest=longest)
 
     def reset(self, task: Task, seed: int) -> Observation:
@@ -224,8 +227,7 @@ def _registered_by(module: str) -> str:
 
 
 def _where_it_may_be(name: str) -> str:
-    found = [module for module, (_, prefixes) in _PROVIDERS.items() if name.startswith(prefixes)]
-    if not found:
+    if not (found := [module for module, (_, prefixes) in _PROVIDERS.items() if name.startswith(prefixes)]):
         return "an environment of another package is written MODULE:NAME, with the module whose import registers it"
     return f"write {found[0]}:{name}{_installed_by(found[0])}"
 

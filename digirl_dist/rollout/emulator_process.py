@@ -74,8 +74,7 @@ class Pipe:
     def receive(self, flags: int = 0) -> Any:
         """Waits for the next message and returns it. Raises EOFError or OSError when the other end is gone."""
         while (message := self._next()) is None:
-            came = self._socket.recv(_CHUNK, flags)
-            if not came:
+            if not (came := self._socket.recv(_CHUNK, flags)):
                 raise EOFError
             self._came += came
         return message
@@ -247,14 +246,15 @@ def _serve(requests: Pipe, factory_path: str) -> None:
         requests.send((*_failed_start(error), 0.0))
         return
     requests.send(("ready", None, 0.0))
-    answer = {"reset": (Observation, emulator.reset), "step": (Transition, emulator.step)}
+    steps, answer = 0, {"reset": (Observation, emulator.reset), "step": (Transition, emulator.step)}
     with suppress(EOFError, OSError):
         while request := requests.receive():
             started = time.monotonic()
             reply: tuple[str, Any]
             try:
                 kind, ask = answer[request[0]]
-                reply = ("done", plain(_fitting(ask(*request[1:]), kind, request[0], emulator)))
+                found, steps = ask(*request[1:]), steps + 1 if kind is Transition else 0
+                reply = ("done", plain(_fitting(found, kind, request[0], emulator, steps)))
             except ActionError as error:
                 reply = ("refused", str(error))
             except EmulatorError as error:
@@ -266,8 +266,8 @@ def _serve(requests: Pipe, factory_path: str) -> None:
     emulator.close()
 
 
-def _fitting(answer: Any, kind: type, asked: str, emulator: Any) -> Any:
-    """Returns an answer. Raises EmulatorError for one that is none, or lacks what the spec promises to agents."""
+def _fitting(answer: Any, kind: type, asked: str, emulator: Any, steps: int) -> Any:
+    """Returns an answer. Raises EmulatorError for one that is none, or does not keep what the spec promises."""
     from digirl_dist.errors import EmulatorError
 
     seen = getattr(answer, "observation", answer)
@@ -276,6 +276,11 @@ def _fitting(answer: Any, kind: type, asked: str, emulator: Any) -> Any:
             f"{type(emulator).__name__}.{asked} returned {answer!r:.100}, not digirl_dist.trajectory.{kind.__name__}"
         )
     spec: EmulatorSpec | None = getattr(emulator, "spec", None)
+    if spec and spec.longest and steps > spec.longest:
+        raise EmulatorError(
+            f"step {steps} of an episode; the spec of {type(emulator).__name__} says longest={spec.longest}: end every "
+            "episode by then, or leave longest out"
+        )
     size = 0 if seen.vector is None else np.size(seen.vector)
     if spec and spec.vector_size and size != spec.vector_size:
         raise EmulatorError(f"a vector of {size} numbers; the emulator's spec says vector_size={spec.vector_size}")
@@ -294,8 +299,7 @@ def _failed_start(error: BaseException) -> tuple[str, str]:
     if cause is None:
         traceback.print_exception(error)  # to the slot's log
         return "error", described(error) + lacking_here(error)
-    told = in_short(error, 300)
-    return "fatal", f"{told}; emulator.packages=[NAME] installs a package on the workers"
+    return "fatal", f"{in_short(error, 300)}; emulator.packages=[NAME] installs a package on the workers"
 
 
 if __name__ == "__main__":

@@ -103,6 +103,40 @@ def test_a_registered_environment_is_found_by_its_id() -> None:
     assert (spec.vector_size, spec.image_size, spec.longest) == (4, None, 500)
 
 
+def shortened() -> gymnasium.Env[Any, Any]:
+    return gymnasium.make("CartPole-v1", max_episode_steps=8)
+
+
+class ThreeTries(gymnasium.Wrapper[Any, Any, Any, Any]):
+    """An episode is three of the inner environment, as in meta-learning."""
+
+    def __init__(self) -> None:
+        super().__init__(shortened())
+
+    def reset(self, **how: Any) -> Any:
+        self.tries = 0
+        return self.env.reset(**how)
+
+    def step(self, action: Any) -> Any:
+        seen, reward, terminated, truncated, info = self.env.step(action)
+        if (terminated or truncated) and self.tries < 2:
+            self.tries += 1
+            return self.env.reset()[0], reward, False, False, info
+        return seen, reward, terminated, truncated, info
+
+
+def test_only_a_time_limit_around_all_else_bounds_an_episode() -> None:
+    """Episodes of an honest environment were refused as longer than the limit that its wrapper begins again."""
+    assert gymnasium_spec(GymnasiumSettings(entry_point=f"{__name__}:shortened").factory()).longest == 8
+    factory = GymnasiumSettings(entry_point=f"{__name__}:ThreeTries").factory()
+    assert gymnasium_spec(factory).longest is None
+    emulator, steps, ended = factory(), 0, False
+    emulator.reset(TASK, seed=1)
+    while not ended:
+        ended, steps = emulator.step(steps % 2).ended, steps + 1
+    assert steps > 8
+
+
 @pytest.mark.component
 def test_atari_gives_screenshots() -> None:
     factory = GymnasiumSettings(id="ALE/Pong-v5").factory()

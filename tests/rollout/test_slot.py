@@ -217,6 +217,29 @@ def test_an_answer_that_is_none_is_told_before_the_agent_sees_it(answer: Any, to
         ask(slot)
 
 
+class OverLong(Counter):
+    spec = EmulatorSpec(Counter.spec.actions, vector_size=2, longest=2)
+
+
+def test_an_episode_beyond_what_the_spec_says_is_told_with_the_remedy(tmp_path: Path) -> None:
+    """The host called it no trajectory file."""
+    slot = make(tmp_path, OverLong)
+    slot.start()
+    ask(slot)
+    for _ in range(2):
+        slot.reset(Task("count"), seed=0)
+        ask(slot)
+        for _ in range(2):
+            slot.step(1)
+            assert not ask(slot).terminated
+    slot.step(1)
+    told = "step 3 of an episode; the spec of OverLong says longest=2: end every episode by then, or leave longest out"
+    with pytest.raises(EmulatorError, match=re.escape(f"emulator 0 failed in its step: {told}")):
+        ask(slot)
+    slot.close()
+    slot.wait(time.monotonic() + 5)
+
+
 def test_a_slot_starts_again_after_a_failure_and_is_closed_after_too_many(tmp_path: Path) -> None:
     slot = make(tmp_path, _fails_to_start)
     for number in range(LIMITS.failures):
