@@ -106,12 +106,17 @@ def check_vector(vector: np.ndarray | None) -> None:
         )
 
 
+def check_reward(reward: float) -> None:
+    """Raises TrajectoryError for one that is not finite, or beyond the range."""
+    if not math.isfinite(reward):
+        raise TrajectoryError(f"the reward is {reward:g}, which is no finite number")
+    if abs(reward) > LARGEST_REWARD:
+        raise TrajectoryError(f"the reward is {reward:g}; at most {LARGEST_REWARD:g} is allowed: scale it")
+
+
 def check_step(step: Step) -> None:
     """Raises TrajectoryError for a reward or a log-probability beyond its range; NaN is an unknown log-probability."""
-    if not math.isfinite(step.reward):
-        raise TrajectoryError(f"the reward is {step.reward:g}, which is no finite number")
-    if abs(step.reward) > LARGEST_REWARD:
-        raise TrajectoryError(f"the reward is {step.reward:g}; at most {LARGEST_REWARD:g} is allowed: scale it")
+    check_reward(step.reward)
     lowest = LOWEST_LOG_PROB * max(1, len(step.token_log_probs))
     if not math.isnan(step.log_prob) and not lowest <= step.log_prob <= HIGHEST_LOG_DENSITY:
         raise TrajectoryError(

@@ -21,18 +21,17 @@ import time
 import traceback
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
 from digirl_dist.child_process import ends_with_this_process
+from digirl_dist.emulator import EmulatorSpec
+from digirl_dist.emulator.episode_limits import check_observation, check_reward
+from digirl_dist.errors import ActionError, EmulatorError, SettingsError
 from digirl_dist.plain_text import in_short
 from digirl_dist.trajectory import Observation, Transition
 from digirl_dist.types import media_type
-
-if TYPE_CHECKING:
-    from digirl_dist.emulator import EmulatorSpec
-
 
 _LENGTH = struct.Struct("!Q")
 _CHUNK = 1 << 20
@@ -106,8 +105,12 @@ class Pipe:
 def plain(answer: Observation | Transition) -> tuple[Any, ...]:
     """Returns the thing as values without classes, which pickle in a third of the time."""
     if isinstance(answer, Transition):
-        ends = bool(answer.terminated), bool(answer.truncated), bool(answer.success)
-        return *plain(answer.observation), float(answer.reward), *ends, [dict(goal) for goal in answer.achieved]
+        return (
+            *plain(answer.observation),
+            float(answer.reward),
+            *map(bool, (answer.terminated, answer.truncated, answer.success)),
+            [dict(goal) for goal in answer.achieved],
+        )
     vector = None if answer.vector is None else np.asarray(answer.vector, np.float32).tobytes()
     return _whole(answer.text), answer.image, vector, tuple(answer.earlier)
 
@@ -124,9 +127,12 @@ def _whole(text: Any) -> Any:
 
 
 def restored(values: tuple[Any, ...]) -> Observation | Transition:
-    """Returns what ``plain`` was given."""
+    """Returns what ``plain`` was given. Raises TrajectoryError for what no episode may have."""
     text, image, vector, earlier, *rest = values
     seen = Observation(text, image, None if vector is None else np.frombuffer(bytearray(vector), np.float32), earlier)
+    check_observation(seen)
+    if rest:
+        check_reward(rest[0])
     return Transition(seen, *rest) if rest else seen
 
 
@@ -233,7 +239,6 @@ def _kill_descendants() -> None:
 
 def _serve(requests: Pipe, factory_path: str) -> None:
     """Builds the emulator, then answers one request after the other until the owner goes away."""
-    from digirl_dist.errors import ActionError, EmulatorError, SettingsError
     from digirl_dist.user_code.blame import described, lacking_here
     from digirl_dist.user_code.packing import unpack_file
 
@@ -254,7 +259,7 @@ def _serve(requests: Pipe, factory_path: str) -> None:
             try:
                 kind, ask = answer[request[0]]
                 found, steps = ask(*request[1:]), steps + 1 if kind is Transition else 0
-                reply = ("done", plain(_fitting(found, kind, request[0], emulator, steps)))
+                reply = ("done", fitting(found, kind, request[0], emulator, steps))
             except ActionError as error:
                 reply = ("refused", str(error))
             except EmulatorError as error:
@@ -266,27 +271,33 @@ def _serve(requests: Pipe, factory_path: str) -> None:
     emulator.close()
 
 
-def _fitting(answer: Any, kind: type, asked: str, emulator: Any, steps: int) -> Any:
-    """Returns an answer. Raises EmulatorError for one that is none, or does not keep what the spec promises."""
-    from digirl_dist.errors import EmulatorError
+def fitting(answer: Any, kind: type[Any], asked: str, emulator: Any, steps: int) -> tuple[Any, ...]:
+    """Returns an answer as ``plain`` does.
 
-    seen = getattr(answer, "observation", answer)
+    Raises EmulatorError for one that is none, has parts of other kinds, or lacks what the spec promises to agents.
+    """
+    called, seen = f"{type(emulator).__name__}.{asked}", getattr(answer, "observation", answer)
     if not isinstance(answer, kind) or not isinstance(seen, Observation):
-        raise EmulatorError(
-            f"{type(emulator).__name__}.{asked} returned {answer!r:.100}, not digirl_dist.trajectory.{kind.__name__}"
-        )
+        raise EmulatorError(f"{called} returned {answer!r:.100}, not digirl_dist.trajectory.{kind.__name__}")
+    try:
+        values = plain(answer)
+    except Exception as error:  # what is asked for its number may raise anything
+        from digirl_dist.user_code.blame import described
+
+        parts = {name: part for name, part in vars(answer).items() if part is not seen}
+        raise EmulatorError(f"{called} returned {parts!r:.200}: {described(error)}") from error
     spec: EmulatorSpec | None = getattr(emulator, "spec", None)
     if spec and spec.longest and steps > spec.longest:
         raise EmulatorError(
             f"step {steps} of an episode; the spec of {type(emulator).__name__} says longest={spec.longest}: end every "
             "episode by then, or leave longest out"
         )
-    size = 0 if seen.vector is None else np.size(seen.vector)
+    size = len(values[2] or b"") // 4  # bytes of a float32
     if spec and spec.vector_size and size != spec.vector_size:
         raise EmulatorError(f"a vector of {size} numbers; the emulator's spec says vector_size={spec.vector_size}")
     if spec and spec.image_size and media_type(seen.image) is None:
         raise EmulatorError(f"the image is {seen.image!r:.60}, not the bytes of a PNG or JPEG")
-    return answer
+    return values
 
 
 def _failed_start(error: BaseException) -> tuple[str, str]:

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from multiprocessing.connection import wait
 from typing import Any, Literal, Protocol
 
-from digirl_dist.emulator.episode_limits import MOST_STEPS, check_observation, check_step, check_sums, pixels
+from digirl_dist.emulator.episode_limits import MOST_STEPS, check_step, check_sums, pixels
 from digirl_dist.errors import ActionError, EmulatorError, TrajectoryError
 from digirl_dist.inference.requests import (
     InferenceFailure,
@@ -218,6 +218,10 @@ class Rollout:
         booting = slot.state is State.booting
         try:
             answer = slot.answer()
+            if booting and answer is not None:
+                self._tell(slot, "ready", "")
+            elif answer is not None:
+                self._advance(slot, self._episodes[slot.index], *answer)
         except ActionError as error:
             self._lose(slot, f"the emulator refused the agent's action: {error}", "agent")
         except EmulatorError as error:
@@ -225,13 +229,10 @@ class Rollout:
                 self._failed.append(self._episodes[slot.index].ticket.key)
             self._lose(slot, str(error))
             self._tell_failure(slot, error)
-        else:
-            if answer is None:
-                return
-            if booting:
-                self._tell(slot, "ready", "")
-            else:
-                self._take_in(slot, self._episodes[slot.index], *answer)
+        except TrajectoryError as error:  # the host would refuse an episode of that
+            episode = self._episodes[slot.index]
+            place = f"task {episode.ticket.task.id}, step {len(episode.steps)}"
+            self._lose(slot, f"{place}: the emulator or the agent exceeds the limits of an episode: {error}")
 
     def _tell_failure(self, slot: Slot, error: EmulatorError) -> None:
         state: SlotState = "closed" if slot.state is State.closed else "down"
@@ -242,9 +243,12 @@ class Rollout:
 
     def _given_up(self, slot: Slot) -> str:
         """Gives up a slot for which this machine seems too small; returns what to say of it, else nothing."""
-        if not self._shrink or slot.state is not State.closed or slot.has_booted:
-            return ""
-        if not any(other.has_booted for other in self.slots):
+        if (
+            not self._shrink
+            or slot.state is not State.closed
+            or slot.has_booted
+            or not any(other.has_booted for other in self.slots)
+        ):
             return ""
         slot.give_up()
         return f"; bsize: auto goes on without this slot, with {self.in_service()}"
@@ -254,14 +258,6 @@ class Rollout:
         self._times[slot.index].settle("faults" if episode is None else episode.dropped or "faults")
         if episode is not None and episode.dropped is None:
             self._happened.append(EpisodeFailed(slot.index, episode.ticket.key, shortened(reason), by))
-
-    def _take_in(self, slot: Slot, episode: _Episode, value: Any, seconds: float) -> None:
-        """Loses an episode that the host would refuse because of what it contains."""
-        try:
-            self._advance(slot, episode, value, seconds)
-        except TrajectoryError as error:
-            place = f"task {episode.ticket.task.id}, step {len(episode.steps)}"
-            self._lose(slot, f"{place}: the emulator or the agent exceeds the limits of an episode: {error}")
 
     def _advance(self, slot: Slot, episode: _Episode, value: Any, seconds: float) -> None:
         if episode.dropped is not None:
@@ -290,7 +286,6 @@ class Rollout:
             self._watch(slot, episode)
 
     def _see(self, episode: _Episode, seen: Observation) -> None:
-        check_observation(seen)
         if seen.image is not None and seen.image not in episode.screens:
             episode.screens[seen.image] = pixels(seen.image)
         episode.observation = seen

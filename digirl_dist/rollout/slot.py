@@ -120,8 +120,9 @@ class Slot:
     def answer(self) -> tuple[Any, float] | None:
         """Returns what came back (an Observation, a Transition, or None after a start) and the seconds it took there.
 
-        None as a whole while the answer is still to come. Raises ActionError for a refused action (the emulator goes
-        on), EmulatorHung, EmulatorCrashed or EmulatorError; then the process is gone and the slot is down or closed.
+        None as a whole while the answer is still to come. Raises ActionError for a refused action and TrajectoryError
+        for what no episode may have (the emulator goes on), EmulatorHung, EmulatorCrashed or EmulatorError; then the
+        process is gone and the slot is down or closed.
         """
         assert self.pipe is not None
         try:

@@ -42,7 +42,7 @@ class Session(Protocol):
     """One environment, which answers OpenEnv's WebSocket messages. Used by one thread."""
 
     def say(self, message: str) -> str:
-        """Raises EmulatorError if the environment is lost."""
+        """Raises EmulatorError if the environment is lost, TrajectoryError for an answer that no episode may have."""
 
     def close(self) -> None: ...
 

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from digirl_dist.emulator.starts import start_alike
-from digirl_dist.errors import ActionError, EmulatorError
+from digirl_dist.errors import ActionError, EmulatorError, TrajectoryError
 from digirl_dist.protocol.messages import SlotLimits
 from digirl_dist.rollout.slot import Slot
 from digirl_dist.tasks import Task
@@ -49,7 +49,7 @@ def main(source: BinaryIO) -> int:
         slot = Slot(0, emulator, SlotLimits(**request.limits), Path(folder) / "log")
         try:
             _try(slot, Task(**request.task), request)
-        except (EmulatorError, ActionError) as error:
+        except (EmulatorError, ActionError, TrajectoryError) as error:
             _tell(error=str(error))
         finally:
             slot.close()
@@ -75,7 +75,7 @@ def _try(slot: Slot, task: Task, asked: TrialRequest) -> None:
 
 
 def _wait(slot: Slot) -> tuple[Any, float]:
-    """What came back, and the seconds that it took by our clock. Raises EmulatorError or ActionError."""
+    """What came back, and the seconds that it took by our clock. Raises as ``Slot.answer`` does."""
     started = time.monotonic()
     return slot.wait_for_answer()[0], time.monotonic() - started
 

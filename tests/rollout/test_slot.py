@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+import math
 import os
 import re
 import select
@@ -24,7 +26,7 @@ from user_classes import Counter
 
 from digirl_dist.child_process import environment, last_lines
 from digirl_dist.emulator import DiscreteActions, EmulatorSpec
-from digirl_dist.errors import ActionError, EmulatorCrashed, EmulatorError, EmulatorHung, SettingsError
+from digirl_dist.errors import ActionError, EmulatorCrashed, EmulatorError, EmulatorHung, SettingsError, TrajectoryError
 from digirl_dist.protocol.messages import SlotLimits
 from digirl_dist.rollout.emulator_process import _failed_start, plain, restored
 from digirl_dist.rollout.slot import Slot, State
@@ -240,6 +242,53 @@ def test_an_episode_beyond_what_the_spec_says_is_told_with_the_remedy(tmp_path: 
     slot.wait(time.monotonic() + 5)
 
 
+@pytest.mark.parametrize(
+    ("parts", "told"),
+    [
+        ({"reward": None}, "_Steps.step returned {'reward': None, 'terminated': False, "),
+        ({"reward": 10**400}, "OverflowError: "),
+        ({"achieved": True}, "'achieved': True}: TypeError: 'bool' object is not iterable (at "),
+        ({"terminated": np.array([True, False])}, "_Steps.step returned {'reward': 0.0, 'terminated': array([ True"),
+    ],
+)
+def test_a_step_with_a_part_of_another_kind_is_told_with_the_class(
+    parts: dict[str, Any], told: str, tmp_path: Path
+) -> None:
+    slot = make(tmp_path, partial(_Steps, **parts))
+    slot.start()
+    ask(slot)
+    slot.reset(Task("any"), seed=0)
+    ask(slot)
+    slot.step(0)
+    with pytest.raises(EmulatorError, match=re.escape(told)):
+        ask(slot)
+
+
+@pytest.mark.parametrize(
+    ("parts", "told"),
+    [
+        ({"reward": math.nan}, "the reward is nan, which is no finite number"),
+        ({"reward": -math.inf}, "the reward is -inf"),
+        ({"reward": 2e6}, "the reward is 2e+06; at most 1e+06 is allowed: scale it"),
+        ({"observation": Observation(vector=np.array([1, np.nan]))}, "has NaN or infinite numbers"),
+        ({"observation": Observation(text=3)}, "the text of the observation is a int"),  # type: ignore[arg-type]
+        ({"observation": Observation(image="a.png")}, "a str, not the bytes of a PNG"),  # type: ignore[arg-type]
+    ],
+)
+def test_what_no_episode_may_have_comes_from_no_slot_and_leaves_its_emulator_as_it_is(
+    parts: dict[str, Any], told: str, tmp_path: Path
+) -> None:
+    slot = make(tmp_path, partial(_Steps, **parts))
+    slot.start()
+    ask(slot)
+    slot.reset(Task("any"), seed=0)
+    ask(slot)
+    slot.step(0)
+    with pytest.raises(TrajectoryError, match=re.escape(told)):
+        ask(slot)
+    assert slot.state is State.idle
+
+
 def test_a_slot_starts_again_after_a_failure_and_is_closed_after_too_many(tmp_path: Path) -> None:
     slot = make(tmp_path, _fails_to_start)
     for number in range(LIMITS.failures):
@@ -406,6 +455,19 @@ class _Answers(Counter):
 
     def reset(self, task: Any, seed: int) -> Any:
         return self._answer
+
+
+class _Steps(Counter):
+    """Its steps have these parts."""
+
+    spec = EmulatorSpec(DiscreteActions(2))
+
+    def __init__(self, **parts: Any) -> None:
+        super().__init__()
+        self._parts = parts
+
+    def step(self, action: Any) -> Any:
+        return dataclasses.replace(Transition(Observation(), 0.0, False), **self._parts)
 
 
 class _SeesMuch(Counter):

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+import math
 import pickle
 import signal
 import subprocess
 import sys
 import time
+from contextlib import closing
 from functools import partial
 from typing import Any
 
@@ -17,9 +19,10 @@ import psutil
 import pytest
 
 from digirl_dist.child_process import environment
+from digirl_dist.errors import TrajectoryError
 from digirl_dist.protocol.messages import SlotLimits
 from digirl_dist.tasks import Task
-from digirl_dist.trajectory import Observation
+from digirl_dist.trajectory import Observation, Transition
 from digirl_dist.user_code.packing import pack
 from digirl_dist.worker_program.environments import PING, PING_S, EnvHost, write_frame
 from digirl_dist.worker_program.sessions import EmulatorSession
@@ -90,6 +93,28 @@ class Slow:
 
     def close(self) -> None:
         time.sleep(4.0)
+
+
+class Diverging:
+    """An emulator whose first step has no number for a reward."""
+
+    def reset(self, task: Task, seed: int) -> Observation:
+        return Observation("at rest")
+
+    def step(self, action: Any) -> Transition:
+        return Transition(Observation("far away"), math.nan, terminated=False)
+
+    def close(self) -> None:
+        pass
+
+
+@pytest.mark.component
+def test_a_session_passes_no_number_on_that_no_episode_may_have() -> None:
+    """Trainers of other libraries would learn from it."""
+    with closing(EmulatorSession(pack(Diverging), SlotLimits(), None, {})) as session:
+        session.say('{"type": "reset", "data": {"task": {"id": "t"}, "seed": 0}}')
+        with pytest.raises(TrajectoryError, match="the reward is nan, which is no finite number"):
+            session.say('{"type": "step", "data": {"action": 0}}')
 
 
 @pytest.mark.component
