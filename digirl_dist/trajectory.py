@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Mapping, Sequence
+from copy import deepcopy
 from ctypes import c_float
 from dataclasses import dataclass, replace
 
@@ -117,10 +118,13 @@ def float32(number: float) -> float:
     return c_float(number).value  # a fraction of what NumPy takes
 
 
-def recorded(seen: Observation, decision: Decision, transition: Transition, is_cut: bool) -> Step:
+def recorded(
+    seen: Observation, decision: Decision, transition: Transition, is_cut: bool, version: int | None = None
+) -> Step:
     """Returns the step as it will be read back, so that a run that was continued learns from the very same numbers.
 
-    ``is_cut``: the episode may have no further step, and is truncated unless it ended by itself.
+    ``is_cut``: the episode may have no further step, and is truncated unless it ended by itself. ``version``: the one
+    that acted, if that is not the decision's.
     """
     return Step(
         seen,
@@ -129,11 +133,11 @@ def recorded(seen: Observation, decision: Decision, transition: Transition, is_c
         float32(transition.reward),
         transition.terminated,
         transition.truncated or (is_cut and not transition.terminated),
-        transition.achieved,
+        [deepcopy(dict(goal)) for goal in transition.achieved],
         array("f", decision.token_log_probs),
         array("i", decision.tokens),
         array("i", decision.prompt_tokens),
-        decision.policy_version,
+        decision.policy_version if version is None else version,
     )
 
 

@@ -9,15 +9,16 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, field, replace
+from copy import deepcopy
+from dataclasses import dataclass, field
 
 import numpy as np
 
 from digirl_dist.agent import Actor, contract
 from digirl_dist.emulator import Emulator
-from digirl_dist.emulator.episode_limits import MOST_STEPS
+from digirl_dist.emulator.episode_limits import MOST_STEPS, check_observation, check_reward
 from digirl_dist.emulator.starts import REMEDY, start_alike
-from digirl_dist.errors import AgentError, EmulatorError
+from digirl_dist.errors import AgentError, EmulatorError, TrajectoryError
 from digirl_dist.tasks import Share, Task, Ticket, emulator_seeds
 from digirl_dist.trajectory import Decision, NoDecision, Observation, Step, Trajectory, recorded
 
@@ -80,23 +81,22 @@ class Stream:
     def advance(self, decision: Decision | NoDecision, max_steps: int | None, version: int | None = None) -> bool:
         """Carries out one action, of a policy version, and returns whether the episode is over.
 
-        Raises AgentError for NoDecision and for a log-probability that is no number, EmulatorError for such a reward.
+        Raises AgentError for NoDecision and for a log-probability that is no number, EmulatorError for a reward or an
+        observation that no episode may have.
         """
         if isinstance(decision, NoDecision):
             raise AgentError(decision.reason)
-        transition = self._emulator.step(decision.action)
+        transition = self._emulator.step(deepcopy(decision.action))
         is_cut = len(self._steps) + 1 >= (max_steps or MOST_STEPS)
-        step = recorded(self.observation, replace(decision, policy_version=version), transition, is_cut)
+        step = recorded(self.observation, decision, transition, is_cut, version)
         if max_steps is None and is_cut and not (transition.terminated or transition.truncated):
             self._note_endless()
         if not math.isfinite(step.log_prob):
             raise AgentError(
                 f"task {self._task.id}: the agent says that the log-probability of its action is {decision.log_prob}"
             )
-        if not math.isfinite(step.reward):
-            raise EmulatorError(f"task {self._task.id}: the reward is {transition.reward}")
+        self.observation = self._own(transition.observation, transition.reward)
         self._steps.append(step)
-        self.observation = transition.observation
         self._success = transition.success
         if len(self._steps) == 1:
             self._compare_start(step)
@@ -108,13 +108,16 @@ class Stream:
             self._group_start = (group, step.observation)
         elif not (self._has_unlike or start_alike(self._group_start[1], step.observation, self._steady)):
             self._has_unlike = True
-            seed = f"two episodes of seed {self._episode_seed} started differently"
-            self._say(f"task {self._task.id}: {seed}; {REMEDY}\n")
+            self._say(
+                f"task {self._task.id}: two episodes of seed {self._episode_seed} started differently; {REMEDY}\n"
+            )
 
     def _note_endless(self) -> None:
         if not self.has_endless:
-            task = f"task {self._task.id}: an episode was truncated, since it had no end after {MOST_STEPS} steps"
-            self._say(f"{task}; set max_steps, or give the environment a TimeLimit\n")
+            self._say(
+                f"task {self._task.id}: an episode was truncated, since it had no end after {MOST_STEPS} steps; "
+                "set max_steps, or give the environment a TimeLimit\n"
+            )
         self.has_endless = True
 
     @property
@@ -150,12 +153,32 @@ class Stream:
         self._steps: list[Step] = []
         self._fragment_start = 0
         self._success = False
-        return self._emulator.reset(self._task, self._episode_seed)
+        return self._own(self._emulator.reset(deepcopy(self._task), self._episode_seed))
+
+    def _own(self, seen: Observation, reward: float = 0.0) -> Observation:
+        """Returns an observation that the emulator cannot change any more; in other processes, a pipe sees to that.
+
+        Raises EmulatorError for what a slot would refuse.
+        """
+        try:
+            numbers = None if seen.vector is None else np.array(seen.vector, np.float32).reshape(-1)
+            check_observation(own := Observation(seen.text, seen.image, numbers, tuple(seen.earlier)))
+            check_reward(reward)
+        except (TrajectoryError, TypeError, ValueError) as error:
+            raise EmulatorError(f"task {self._task.id}: {error}") from error
+        return own
 
     def _trajectory(self, iteration: int, steps: Sequence[Step]) -> Trajectory:
-        ticket = Ticket(iteration, 0, self._task, self._episode_seed, iteration)
         name = f"{self._name}-{self._slot}-{self._first}-{self._episode:06d}"
-        return Trajectory(ticket, name, self._name, self._slot, list(steps), self.observation, self._success)
+        return Trajectory(
+            Ticket(iteration, 0, self._task, self._episode_seed, iteration),
+            name,
+            self._name,
+            self._slot,
+            list(steps),
+            self.observation,
+            self._success,
+        )
 
 
 class Streams:
@@ -169,8 +192,9 @@ class Streams:
         """Makes ``steps`` steps in every emulator."""
         found = Collected()
         for _ in range(steps):
-            seen = [stream.observation for stream in self._streams]
-            decisions = contract.decisions(actor, seen, [stream.rng for stream in self._streams])
+            decisions = contract.decisions(
+                actor, [stream.observation for stream in self._streams], [stream.rng for stream in self._streams]
+            )
             for stream, decision in zip(self._streams, decisions, strict=True):
                 if stream.advance(decision, self._max_steps, iteration):
                     found.episodes.append(stream.episode(iteration))
@@ -187,6 +211,5 @@ class Streams:
                 stack.callback(stream.close)
 
     def _end_fragment(self, stream: Stream, iteration: int, found: Collected) -> None:
-        fragment = stream.fragment(iteration)
-        if fragment is not None:
+        if (fragment := stream.fragment(iteration)) is not None:
             found.fragments.append(fragment)

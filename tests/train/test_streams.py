@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
 import pytest
@@ -20,7 +20,7 @@ from digirl_dist.train.launch import RankContext, streams_of
 from digirl_dist.train.loop import from_parquet_bytes, to_parquet_bytes
 from digirl_dist.train.streams import Collected, Stream, Streams
 from digirl_dist.train.watched_emulator import Watch
-from digirl_dist.trajectory import Decision, Observation, Trajectory, Transition
+from digirl_dist.trajectory import Decision, Goal, Observation, Trajectory, Transition
 
 
 class Dice:
@@ -160,6 +160,52 @@ def test_what_is_no_number_is_told_where_it_comes_from(
     stream = Stream(Odd(), Counter.tasks("default", "train"), "rank0", 0, seed=3)
     with pytest.raises(error, match=told):
         stream.advance(Decision(1, log_prob), None)
+
+
+class Buffer(Counter):
+    """Answers with the very numbers and goals in which it counts, and takes apart what it is given."""
+
+    def __init__(self) -> None:
+        super().__init__(4)
+        self._count = np.zeros(2, np.float32)
+        self._goals: list[Goal] = []
+
+    def reset(self, task: Task, seed: int) -> Observation:
+        task.params.clear()
+        self._count[:] = 0
+        self._goals.clear()
+        super().reset(task, seed)
+        return Observation(vector=self._count)
+
+    def step(self, action: list[int]) -> Transition:
+        answer = super().step(action.pop())
+        self._count += 1
+        self._goals.append({"count": [len(self._goals)]})
+        return replace(answer, observation=Observation(vector=self._count), achieved=self._goals)
+
+
+def test_what_an_emulator_changes_later_is_recorded_as_it_was() -> None:
+    task, decision = Task("count", params={"start": 0}), Decision([1], -0.7)
+    stream = Stream(Buffer(), [task], "rank0", 0, seed=3)
+    while not stream.advance(decision, None):
+        pass
+    episode = stream.episode(0)
+    stream.next_episode()
+    assert [seen.vector.tolist() for seen in episode.observations if seen.vector is not None] == [
+        [count, count] for count in range(5)
+    ]
+    assert [len(step.achieved) for step in episode.steps] == [1, 2, 3, 4]
+    assert [step.action for step in episode.steps] == [[1]] * 4 and task.params == {"start": 0}
+
+
+@pytest.mark.parametrize("vector", [np.array([0, math.nan]), np.array([0, 2e6]), ["red"]])
+def test_observations_that_no_episode_may_have_are_the_emulators_fault(vector: Any) -> None:
+    class Odd(Counter):
+        def _see(self) -> Observation:
+            return Observation(vector=vector)
+
+    with pytest.raises(EmulatorError, match="task count: "):
+        Stream(Odd(), Counter.tasks("default", "train"), "rank0", 0, seed=3)
 
 
 def test_long_episodes_are_cut_and_not_called_ended() -> None:
