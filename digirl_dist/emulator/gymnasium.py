@@ -57,8 +57,8 @@ class GymnasiumEmulator:
 
     Images become PNG, strings ``text``, everything else one flat float32 vector (see ``Senses``). Continuous actions
     beyond the bounds are clipped to them. A task's params are the options of the environment's ``reset``.
-    The episode is a success when ``info["success"]`` or ``info["is_success"]`` says so. Of an environment that never
-    says either, it is one when its return so far is above ``success_reward``.
+    The episode is a success when ``info["success"]`` or ``info["is_success"]`` said so last. Of an environment that
+    never says either, it is one when its return so far is above ``success_reward``.
     """
 
     def __init__(
@@ -82,6 +82,7 @@ class GymnasiumEmulator:
         self._instruction = ""
         self._return = 0.0
         self._says_success = False
+        self._said: bool | None = None
 
     @property
     def spec(self) -> EmulatorSpec:
@@ -93,9 +94,9 @@ class GymnasiumEmulator:
         return EmulatorSpec(actions, senses.vector_size, senses.image_size, steady=steady, longest=longest)
 
     def reset(self, task: Task, seed: int) -> Observation:
-        self._instruction, self._return = task.instruction, 0.0
+        self._instruction, self._return, self._said = task.instruction, 0.0, None
         raw, info = self._answered("reset", self._env.reset(seed=seed, options=task.params or None), 2)
-        self._says_success |= any(name in info for name in _SUCCESS)
+        self._is_success(info)  # which it remembers
         return self._see(raw)
 
     def step(self, action: Json) -> Transition:
@@ -104,14 +105,13 @@ class GymnasiumEmulator:
         else:
             touched = DeviceAction.from_json(action)
             if touched.type == "done":
-                return Transition(self._seen, 0.0, terminated=True)
+                return Transition(self._seen, 0.0, terminated=True, success=self._is_success({}))
             assert self._touch is not None
             native = self._touch(touched, self._screen)
         raw, reward, terminated, truncated, info = self._answered("step", self._env.step(native), 5)
-        reward = self._number(reward)
-        self._return += reward
-        ends, achieved = (bool(terminated), bool(truncated)), info.get("achieved", ())
-        return Transition(self._see(raw), reward, *ends, self._is_success(info), achieved)
+        self._return += (reward := self._number(reward))
+        ends = bool(terminated), bool(truncated), self._is_success(info)
+        return Transition(self._see(raw), reward, *ends, info.get("achieved", ()))
 
     def close(self) -> None:
         self._env.close()
@@ -125,10 +125,13 @@ class GymnasiumEmulator:
         return dataclasses.replace(spec, image_size=self._screen)
 
     def _is_success(self, info: Mapping[str, Any]) -> bool:
-        """An environment that says it of some episodes means that the others, such as truncated ones, are none."""
-        said = [info[name] for name in _SUCCESS if name in info]
-        self._says_success |= bool(said)
-        return bool(said[0]) if said else not self._says_success and self._return > self._success_reward
+        """What was said last holds until the episode ends: a success may be an event of one step.
+
+        An environment that says it of some episodes means that the others, such as truncated ones, are none.
+        """
+        if said := [info[name] for name in _SUCCESS if name in info]:
+            self._said, self._says_success = bool(said[0]), True
+        return not self._says_success and self._return > self._success_reward if self._said is None else self._said
 
     def _answered(self, method: str, answer: Any, length: int) -> Any:
         """Returns the answer of an environment's method. Raises EmulatorError for one of another form, as old Gym's."""

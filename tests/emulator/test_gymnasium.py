@@ -22,6 +22,7 @@ from digirl_dist.emulator.gymnasium import GymnasiumEmulator, gymnasium_spec
 from digirl_dist.errors import ActionError, EmulatorError, SettingsError
 from digirl_dist.settings import GenericAgentSettings, GymnasiumSettings
 from digirl_dist.tasks import Task
+from digirl_dist.types import Json
 from digirl_dist.user_code.packing import pack
 
 TASK = Task("any")
@@ -669,6 +670,31 @@ def test_an_environment_that_names_its_successes_has_no_others() -> None:
     env.info = {}
     emulator.reset(TASK, seed=1)
     assert emulator.step(0).success is False
+
+
+def test_a_success_that_is_said_once_holds_until_the_episode_ends_or_another_word() -> None:
+    env = recorder()
+    emulator = GymnasiumEmulator(lambda: env, touch=lambda action, size: 0)
+    tap = {"type": "tap", "x": 0.5, "y": 0.5}
+
+    def judged(action: Json, **info: bool) -> bool:
+        env.info = info
+        return emulator.step(action).success
+
+    emulator.reset(TASK, seed=0)
+    assert [judged(tap), judged(tap, success=True), judged(tap), judged({"type": "done"})] == [False, True, True, True]
+    env.info = {}
+    emulator.reset(TASK, seed=1)
+    assert [judged(tap), judged(tap, success=True), judged(tap, success=False), judged(tap)] == [
+        False,
+        True,
+        False,
+        False,
+    ]
+    env.reward = 1.0
+    other = GymnasiumEmulator(lambda: env, touch=lambda action, size: 0)
+    other.reset(TASK, seed=0)
+    assert other.step(tap).success and other.step({"type": "done"}).success, "its return says so at the end as before"
 
 
 def test_the_return_above_the_limit_is_a_success_and_is_counted_anew_each_episode() -> None:
