@@ -78,7 +78,7 @@ class Senses:
         unknown = [name for name in observe if name not in space.spaces]
         if unknown:
             raise SettingsError(f"emulator.observe: no entry {unknown[0]!r}; there are {', '.join(space.spaces)}")
-        for name in sorted(space.spaces, key=str):
+        for name in space.spaces:  # in the order of spaces.flatten
             if not observe or name in observe:
                 yield from leaves(space.spaces[name], (name,))
 

@@ -646,6 +646,16 @@ def test_a_vector_of_open_size_is_refused() -> None:
         GymnasiumEmulator(lambda: recorder(space, seen=np.zeros(3)))
 
 
+@pytest.mark.parametrize("observe", [[], ["a", "z"]])
+def test_a_vector_has_the_order_of_gymnasiums_flatten(observe: list[str]) -> None:
+    """Which sorts the keys of a dict alone."""
+    number, inner = spaces.Box(-9, 9, (1,), np.float32), spaces.Dict(y=spaces.Discrete(2), b=spaces.Discrete(2))
+    space = spaces.Dict(z=number, a=spaces.Tuple([number, inner]))
+    seen = {"z": np.ones(1, np.float32), "a": (np.full(1, 2, np.float32), {"y": 0, "b": 1})}
+    found = GymnasiumEmulator(lambda: recorder(space, seen=seen), observe=observe).reset(TASK, seed=0).vector
+    assert found is not None and [1, 2, 1, 0, 0, 1] == list(found) == list(spaces.flatten(space, seen))  # type: ignore[arg-type]
+
+
 # --- success ---------------------------------------------------------------------------------------------------------
 
 
