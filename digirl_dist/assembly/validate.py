@@ -49,7 +49,7 @@ from digirl_dist.storage.checkpoint import Checkpoints
 from digirl_dist.storage.provenance import measured, refuse_changes, refuse_other_measurement
 from digirl_dist.storage.run_folder import runs_in
 from digirl_dist.storage.start import start_of
-from digirl_dist.user_code.entry_point import load_entry_point
+from digirl_dist.user_code.entry_point import load_callable
 
 
 class Command(Enum):
@@ -257,7 +257,7 @@ def refuse_judge(settings: Settings) -> None:
         case Success.predicate:
             if settings.predicate is None:
                 raise SettingsError("success=predicate needs a function of yours: predicate=my_file:is_done")
-            load_entry_point(settings.predicate, "predicate")
+            load_callable(settings.predicate, "predicate", [None], {})
         case Success.judge:
             from digirl_dist.judge.model import refuse_unknown_placeholders
 

@@ -19,6 +19,7 @@ _GIVEN = {
     "agent.entry_point": "the emulator's spec and agent.kwargs",
     "algorithm.entry_point": "the agent, peers=…, seed=… and algorithm.kwargs",
     "emulator.entry_point": "emulator.kwargs",
+    "predicate": "a Trajectory",
 }
 
 

@@ -260,6 +260,14 @@ def test_grpo_and_evaluations_run_on_workers_over_ssh(tmp_path: Path) -> None:
             {"success": Success.judge, "judge": JudgeSettings(prompt="Is {instructions} done?")},
             r"judge.prompt has \{instructions\}, but there are \{instruction\} and \{actions\}",
         ),
+        (
+            {"success": Success.predicate, "predicate": "math:pi"},
+            "predicate=math:pi is called with a Trajectory, and cannot be: 3.14.* is not a callable object",
+        ),
+        (
+            {"success": Success.predicate, "predicate": "operator:add"},
+            "predicate=operator:add is called with a Trajectory, and cannot be: missing a required argument: 'b'",
+        ),
         ({"predicate": "my_file:is_done"}, "predicate is not read with success=environment: add success=predicate"),
         (
             {
