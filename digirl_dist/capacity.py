@@ -53,8 +53,7 @@ class Machine:
         """Returns the resources that this process may use (affinity and cgroups), divided by ``sharers``."""
         groups = own_groups(_read(Path("/proc/self/cgroup")), _read(Path("/proc/self/mountinfo")))
         cores = min([float(_cores()), *core_limits(groups)])
-        memory = min([_free_memory(), *memory_limits(groups)])
-        return cls(cores / sharers, memory / 2**20 / sharers)
+        return cls(cores / sharers, min([_free_memory(), *memory_limits(groups)]) / 2**20 / sharers)
 
 
 @dataclass(frozen=True)

@@ -234,8 +234,7 @@ def _vision(size: tuple[int, int], width: int) -> nn.Sequential:
     layers = nn.Sequential(
         nn.Conv2d(3, 16, 8, stride=4), nn.ReLU(), nn.Conv2d(16, 32, 4, stride=2), nn.ReLU(), nn.Flatten()
     )
-    flat = layers(torch.zeros(1, 3, *size)).shape[1]
-    return nn.Sequential(*layers, nn.Linear(flat, width), nn.Tanh())
+    return nn.Sequential(*layers, nn.Linear(layers(torch.zeros(1, 3, *size)).shape[1], width), nn.Tanh())
 
 
 def middle_and_reach(low: Sequence[float], high: Sequence[float]) -> tuple[np.ndarray, np.ndarray]:

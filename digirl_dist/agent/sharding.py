@@ -151,8 +151,7 @@ class ShardedRows:
         gradients = _gradients(parameters)
         parts = [_squares(each.to_local()) for each in gradients if isinstance(each, DTensor)]
         copies = [_squares(each) for each in gradients if not isinstance(each, DTensor)]
-        squares = self._group.sum(torch.stack([torch.zeros(()), *parts]).sum()) + sum(copies)
-        length = float(squares.sqrt())
+        length = float((self._group.sum(torch.stack([torch.zeros(()), *parts]).sum()) + sum(copies)).sqrt())
         for gradient in gradients:
             gradient.mul_(min(1.0, limit / (length + _EPSILON)))
         return length

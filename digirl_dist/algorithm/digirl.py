@@ -84,8 +84,7 @@ def released_rule(discount: float) -> Rule:
     """Returns the rule of the released code."""
 
     def advantages(rewards: np.ndarray, values: np.ndarray) -> np.ndarray:
-        returns = np.array(returns_to_go(rewards.tolist(), discount))
-        return released_advantages(rewards, values, returns, _MARGIN)
+        return released_advantages(rewards, values, np.array(returns_to_go(rewards.tolist(), discount)), _MARGIN)
 
     return Rule(advantages, horizon=0, is_released=True)
 

@@ -117,8 +117,7 @@ class Dispatch:
             if self._reliability.is_suspect(name):
                 slots[name] = 1
             elif self._fleet.workers[name].spec.slots is None:
-                most = self._reliability.most(name, len(self._leases.tickets), len(able))
-                slots[name] = min(slots[name], most)
+                slots[name] = min(slots[name], self._reliability.most(name, len(self._leases.tickets), len(able)))
         return {name: count for name, count in slots.items() if count > 0}
 
     def landed(self, key: Key) -> None:

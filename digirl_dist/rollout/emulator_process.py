@@ -259,7 +259,7 @@ def _serve(requests: Pipe, factory_path: str) -> None:
             try:
                 kind, ask = answer[request[0]]
                 found, steps = ask(*request[1:]), steps + 1 if kind is Transition else 0
-                reply = ("done", fitting(found, kind, request[0], emulator, steps))
+                reply = ("done", _fitting(found, kind, request[0], emulator, steps))
             except ActionError as error:
                 reply = ("refused", str(error))
             except EmulatorError as error:
@@ -271,7 +271,7 @@ def _serve(requests: Pipe, factory_path: str) -> None:
     emulator.close()
 
 
-def fitting(answer: Any, kind: type[Any], asked: str, emulator: Any, steps: int) -> tuple[Any, ...]:
+def _fitting(answer: Any, kind: type[Any], asked: str, emulator: Any, steps: int) -> tuple[Any, ...]:
     """Returns an answer as ``plain`` does.
 
     Raises EmulatorError for one that is none, has parts of other kinds, or lacks what the spec promises to agents.

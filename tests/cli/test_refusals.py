@@ -266,6 +266,8 @@ MORE_HABITS = {
     # files of another kind, and secrets
     "run dry_run=true train_mode=offline offline.data=[/dev/null]": "name a run's folder trajectories, an exported",
     "run dry_run=true task_set=/tmp/mine.csv": "and yours are files that end in .txt, .yaml or .json",
+    "run dry_run=true emulator=miniwob emulator.task=click-test task_set=mine.csv": "has no task set 'mine.csv'",
+    "run dry_run=true emulator=rehearsal task_set=hard": "emulator=rehearsal has no task set 'hard', only default",
     "run dry_run=true success=judge judge.key_variable=NO_SUCH_KEY": "export NO_SUCH_KEY with it, or set",
     "eval dry_run=true agent=endpoint agent.model=m agent.key_variable=NO_SUCH_KEY": "the agent needs a key: export",
     "eval 'worker_ips=[a]' inference=host agent=endpoint agent.model=m agent.key_variable=NO_SUCH_KEY": "or set agent.",

@@ -46,13 +46,8 @@ def suite(family: str) -> Suite:
     return found
 
 
-def androidworld_tasks(family: str, task: str | Sequence[str], task_set: str) -> list[Task]:
+def androidworld_tasks(family: str, task: str | Sequence[str]) -> list[Task]:
     """Returns the tasks of a suite that ``task`` names. Raises SettingsError for an unknown one, with the nearest."""
-    if task_set != "default":
-        raise SettingsError(
-            f"AndroidWorld has no task set {task_set!r}; its set is default, and emulator.family and "
-            "emulator.task choose of it"
-        )
     there = suite(family)
     names = [name.strip() for name in (task.split(",") if isinstance(task, str) else task) if name.strip()]
     if not names:

@@ -10,6 +10,7 @@ from typing import ClassVar
 from digirl_dist.capacity import TYPICAL, Needs
 from digirl_dist.emulator import EmulatorFactory, EmulatorSpec
 from digirl_dist.emulator.episode_guard import EpisodeGuard
+from digirl_dist.errors import SettingsError
 from digirl_dist.settings.plugins import EmulatorSettings
 from digirl_dist.settings.workers import InstallSettings
 from digirl_dist.tasks import Task
@@ -52,9 +53,17 @@ class EmulatorPlugin(EmulatorSettings, ABC):
     def build(self) -> Device:
         """The emulator, without tasks. Raises SettingsError before anything is made."""
 
-    @abstractmethod
     def tasks(self, task_set: str, split: str) -> Sequence[Task]:
         """A task set of the emulator's own; ``split`` is train or test. Raises SettingsError naming those there are."""
+        if task_set != "default":
+            raise SettingsError(
+                f"emulator={self.name} has no task set {task_set!r}, only default; files end with .yaml, .json or .txt"
+            )
+        return self.default_tasks(split)
+
+    def default_tasks(self, split: str) -> Sequence[Task]:
+        """Those of an emulator with one set."""
+        return ()
 
     def known_tasks(self, split: str) -> Sequence[Task]:
         """The tasks that a file of the user's may name."""

@@ -33,10 +33,10 @@ class AndroidWorldSettings(AndroidSettings):
         # Each task has a limit of steps of its own, by which the emulator ends its episodes.
         return replace(super().build(), factory=partial(AndroidWorldEmulator, self, self.family), max_steps=None)
 
-    def tasks(self, task_set: str, split: str) -> Sequence[Task]:
+    def default_tasks(self, split: str) -> Sequence[Task]:
         from digirl_dist.emulator.androidworld import androidworld_tasks
 
-        return androidworld_tasks(self.family, self.task, task_set)
+        return androidworld_tasks(self.family, self.task)
 
     def known_tasks(self, split: str) -> Sequence[Task]:
         from digirl_dist.emulator.androidworld import every_task

@@ -61,6 +61,6 @@ class GymnasiumSettings(EmulatorPlugin):
 
         return environment_maker(self.id, self.entry_point, self.kwargs)
 
-    def tasks(self, task_set: str, split: str) -> Sequence[Task]:
+    def default_tasks(self, split: str) -> Sequence[Task]:
         """The one task there is: the environment itself."""
         return [Task(id=str(self.entry_point or self.id))]

@@ -32,7 +32,7 @@ class MiniwobSettings(EmulatorPlugin):
         factory = partial(MiniwobEmulator, self.focus_ring)
         return Device(factory, SPEC, max_steps=MAX_STEPS, extras=("miniwob",), needs=Needs(300, 0.5))
 
-    def tasks(self, task_set: str, split: str) -> Sequence[Task]:
+    def default_tasks(self, split: str) -> Sequence[Task]:
         from digirl_dist.emulator.miniwob import miniwob_tasks
 
         return miniwob_tasks(self.task, split)

@@ -63,7 +63,7 @@ class OpenEnvSettings(EmulatorPlugin):
 
         return ServerSpec(self.app, self.python, self.project, self.variables, self.ready_s)
 
-    def tasks(self, task_set: str, split: str) -> Sequence[Task]:
+    def default_tasks(self, split: str) -> Sequence[Task]:
         """Those of the environment's Task API; without one, the environment itself is the one task there is.
 
         The ``params`` of a task go to its reset.

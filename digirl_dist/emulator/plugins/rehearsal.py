@@ -58,7 +58,7 @@ class RehearsalSettings(EmulatorPlugin):
         spec = rehearsal_spec(self.image_size, longest_episode(self.steps, self.steps_sigma))
         return Device(factory, spec, needs=Needs(60, 0.05))
 
-    def tasks(self, task_set: str, split: str) -> Sequence[Task]:
+    def default_tasks(self, split: str) -> Sequence[Task]:
         from digirl_dist.emulator.rehearsal import rehearsal_tasks
 
         return rehearsal_tasks()

@@ -190,7 +190,7 @@ def test_the_apps_are_put_into_the_snapshot_from_which_instances_start(
 
 def test_tasks_are_chosen_by_name_as_a_list_or_all(package: None) -> None:
     def names(task: object) -> list[str]:
-        return [each.id for each in androidworld_tasks("android_world", task, "default")]
+        return [each.id for each in androidworld_tasks("android_world", task)]
 
     assert names("all") == [task.id for task in every_task("android_world")]
     assert names("NotesWrite, NotesCount") == names(["NotesWrite", "NotesCount"]) == ["NotesWrite", "NotesCount"]

@@ -95,7 +95,7 @@ def goals(seed: int, hashes: int) -> dict[str, str]:
 
 def test_the_registry_has_its_116_tasks(tasks: dict[str, Any]) -> None:
     assert len(tasks) == 116
-    chosen = androidworld_tasks("android_world", "all", "default")
+    chosen = androidworld_tasks("android_world", "all")
     assert sorted(task.id for task in chosen) == sorted(tasks)
 
 
