@@ -246,13 +246,11 @@ def _ablations() -> Group:
         "What each ingredient is worth",
         "The 77 multi-step tasks of the demo phone. `filtered_bc` and `grpo_replay` are the complete algorithms, as "
         "above. Each row between them is cloning without what it names, of which `hindsight-unsolved` names two "
-        "things. `grpo_replay-groups` has groups of one, where only self-imitation is left because an episode has no "
-        "other to be compared with; `grpo_replay-hindsight` has no hindsight.",
+        "things. `grpo_replay-hindsight` has no hindsight.",
         (
             replace(_on_multistep("filtered_bc"), group=_ALGORITHMS),
             *(_on_multistep(name, *without) for name, without in left_out.items()),
             replace(_on_multistep("grpo_replay", "train_algorithm=grpo_replay"), group=_ALGORITHMS),
-            _on_multistep("grpo_replay-groups", "train_algorithm=grpo_replay", "algorithm.grpo_replay.group_size=1"),
             _on_multistep("grpo_replay-hindsight", "train_algorithm=grpo_replay", "algorithm.hindsight.most=0"),
         ),
     )
