@@ -37,13 +37,11 @@ def android_spec(settings: AndroidOptions) -> EmulatorSpec:
     return EmulatorSpec(DeviceActions(_USEFUL), image_size=(height, width), labels=settings.labels, steady=False)
 
 
-def android_tasks(task_set: str, split: str) -> list[Task]:
-    """``default``: settings to change and an app to open, each checked by a command. Raises SettingsError.
+def android_tasks(split: str) -> list[Task]:
+    """Returns settings to change and an app to open, each checked by a command.
 
     ``split`` is ``train`` or ``test``: the same in other words.
     """
-    if task_set != "default":
-        raise SettingsError(f"Android has no task set {task_set!r} of its own; its set is default")
     words = 0 if split == "train" else 1
     return [
         Task(id, wordings[words], {"setup": list(setup), "check": {"command": command, "matches": matches}})

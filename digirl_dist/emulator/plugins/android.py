@@ -30,10 +30,10 @@ class AndroidSettings(AndroidOptions, EmulatorPlugin):
         needs = Needs(2500, 1.0) if self.avd else Needs(100, 0.1)
         return Device(partial(AndroidEmulator, self), spec, max_steps=MAX_STEPS, extras=("android",), needs=needs)
 
-    def tasks(self, task_set: str, split: str) -> Sequence[Task]:
+    def default_tasks(self, split: str) -> Sequence[Task]:
         from digirl_dist.emulator.android.tasks import android_tasks
 
-        return android_tasks(task_set, split)
+        return android_tasks(split)
 
     def setup_variables(self, install: InstallSettings) -> Mapping[str, str | None]:
         return {

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, ClassVar
 
-from digirl_dist.emulator.plugins import Device, EmulatorPlugin
+from digirl_dist.emulator.plugins import Device
 from digirl_dist.emulator.plugins.android import AndroidSettings
 from digirl_dist.settings.workers import InstallSettings
 from digirl_dist.tasks import Task
@@ -32,8 +32,6 @@ class AndroidWorldSettings(AndroidSettings):
 
         # Each task has a limit of steps of its own, by which the emulator ends its episodes.
         return replace(super().build(), factory=partial(AndroidWorldEmulator, self, self.family), max_steps=None)
-
-    tasks = EmulatorPlugin.tasks  # not those of Android
 
     def default_tasks(self, split: str) -> Sequence[Task]:
         from digirl_dist.emulator.androidworld import androidworld_tasks
