@@ -140,18 +140,18 @@ class Grpo(OptimizerIsTheState):
         return Compared(old, importance, advantages, weights, start)
 
     def _weights(self, rows: Sequence[Row], mask: torch.Tensor) -> torch.Tensor:
-        """Returns what each row counts for, [N]: its tokens over the mean of all rows where tokens count alike, else 1.
+        """Returns what each row counts for, [N], 1 in the mean of all ranks: alike, or as many as its tokens.
 
-        Where episodes count alike, that is less by as much as its episode has more of it than others.
+        Where episodes count alike, it is the row's share of its episode.
         """
         counts = (mask.sum(dim=1) if self._settings.loss is Loss.token else torch.ones(len(rows))).double()
-        of_episodes: dict[int, float] = defaultdict(float)
-        for row, count in zip(rows, counts.tolist(), strict=True):
-            of_episodes[id(row.episode)] += count
-        sums = totals({"counts": float(counts.sum()), "rows": len(rows), "episodes": len(of_episodes)}, self._peers)
-        mean = sums["counts"] / max(1.0, sums["episodes"])
-        factors = [mean / of_episodes[id(row.episode)] if self._settings.per_episode else 1.0 for row in rows]
-        return counts * torch.tensor(factors, dtype=torch.float64) * (sums["rows"] / max(1.0, sums["counts"]))
+        if self._settings.per_episode:
+            of_episodes: dict[int, float] = defaultdict(float)
+            for row, count in zip(rows, counts.tolist(), strict=True):
+                of_episodes[id(row.episode)] += count
+            counts /= torch.tensor([of_episodes[id(row.episode)] for row in rows], dtype=torch.float64)
+        sums = totals({"counts": float(counts.sum()), "rows": len(rows)}, self._peers)
+        return counts * (sums["rows"] / max(1.0, sums["counts"]))
 
     @contextmanager
     def _at_start(self) -> Iterator[None]:
