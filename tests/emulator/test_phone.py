@@ -212,21 +212,23 @@ def test_typing_into_nothing_does_nothing() -> None:
     assert emulator.step({"type": "enter"}).observation.image == before
 
 
-def test_the_keyboard_has_an_enter_key() -> None:
+def before_the_end(left: int) -> DemoPhone:
+    """A phone on which only so many actions are left until "pizza" is submitted."""
     [task] = [task for task in phone_tasks("all", "train") if task.id == "submit-browser-pizza"]
     emulator = phone()
     emulator.reset(task, 0)
-    for action in solution(task.params)[:-1]:
+    for action in solution(task.params)[:-left]:
         emulator.step(action)
+    return emulator
+
+
+def test_the_keyboard_has_an_enter_key() -> None:
+    emulator = before_the_end(1)
     assert emulator.step(tap(layout.ENTER_KEY)).success
 
 
 def test_a_text_that_ends_with_a_new_line_is_submitted() -> None:
-    [task] = [task for task in phone_tasks("all", "train") if task.id == "submit-browser-pizza"]
-    emulator = phone()
-    emulator.reset(task, 0)
-    for action in solution(task.params)[:-2]:
-        emulator.step(action)
+    emulator = before_the_end(2)
     assert emulator.step({"type": "type", "text": "pizza\n"}).success
 
 

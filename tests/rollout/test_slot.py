@@ -242,6 +242,17 @@ def test_an_episode_beyond_what_the_spec_says_is_told_with_the_remedy(tmp_path: 
     slot.wait(time.monotonic() + 5)
 
 
+def stepping(tmp_path: Path, parts: dict[str, Any]) -> Slot:
+    """A slot that was asked for a step which has these parts."""
+    slot = make(tmp_path, partial(_Steps, **parts))
+    slot.start()
+    ask(slot)
+    slot.reset(Task("any"), seed=0)
+    ask(slot)
+    slot.step(0)
+    return slot
+
+
 @pytest.mark.parametrize(
     ("parts", "told"),
     [
@@ -254,12 +265,7 @@ def test_an_episode_beyond_what_the_spec_says_is_told_with_the_remedy(tmp_path: 
 def test_a_step_with_a_part_of_another_kind_is_told_with_the_class(
     parts: dict[str, Any], told: str, tmp_path: Path
 ) -> None:
-    slot = make(tmp_path, partial(_Steps, **parts))
-    slot.start()
-    ask(slot)
-    slot.reset(Task("any"), seed=0)
-    ask(slot)
-    slot.step(0)
+    slot = stepping(tmp_path, parts)
     with pytest.raises(EmulatorError, match=re.escape(told)):
         ask(slot)
 
@@ -278,12 +284,7 @@ def test_a_step_with_a_part_of_another_kind_is_told_with_the_class(
 def test_what_no_episode_may_have_comes_from_no_slot_and_leaves_its_emulator_as_it_is(
     parts: dict[str, Any], told: str, tmp_path: Path
 ) -> None:
-    slot = make(tmp_path, partial(_Steps, **parts))
-    slot.start()
-    ask(slot)
-    slot.reset(Task("any"), seed=0)
-    ask(slot)
-    slot.step(0)
+    slot = stepping(tmp_path, parts)
     with pytest.raises(TrajectoryError, match=re.escape(told)):
         ask(slot)
     assert slot.state is State.idle
