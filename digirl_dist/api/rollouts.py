@@ -125,7 +125,7 @@ class Rollouts:
         ahead: int,
         until: threading.Event,
     ) -> Iterator[Group]:
-        """Yields the groups of the tasks in the order in which they are complete, ``until`` is set.
+        """Yields the groups of the tasks in the order in which they are complete, until ``until`` is set.
 
         Those under way, and those that the caller has not taken yet, have at most ``ahead`` + 1 times as many rollouts
         as there are slots.
