@@ -74,6 +74,12 @@ def widen(pipe: int, size: int) -> None:
             fcntl.fcntl(pipe, _F_SETPIPE_SZ, size)
 
 
+def write_all(descriptor: int, data: bytes | memoryview) -> None:
+    """Writes all of it, waiting where the other end takes only a part. Raises OSError."""
+    while data:
+        data = data[os.write(descriptor, data) :]
+
+
 def reap(process: subprocess.Popen[Any], limit_s: float) -> bool:
     """Waits for a process to end, and kills it if it does not; returns whether it ended by itself."""
     try:

@@ -19,7 +19,7 @@ import time
 from contextlib import suppress
 from pathlib import Path
 
-from digirl_dist.child_process import environment, tail
+from digirl_dist.child_process import environment, tail, write_all
 from digirl_dist.protocol.job_folder import IS_TAKEN, JobFolder
 from digirl_dist.protocol.messages import Broken, encode, shortened
 from digirl_dist.storage.file_system import NO_LOCKS, in_words, lock, refuse_squatted
@@ -171,18 +171,13 @@ def _relay(program: socket.socket) -> None:
         for source in select.select(list(routes), [], [])[0]:
             try:
                 size = os.readv(source, [buffer])
-                _write_all(routes[source], buffer[:size])
+                write_all(routes[source], buffer[:size])
             except OSError:
                 return
             if not size and source == 0:
                 sys.exit(0)
             if not size:
                 return
-
-
-def _write_all(descriptor: int, data: memoryview) -> None:
-    while data:
-        data = data[os.write(descriptor, data) :]
 
 
 if __name__ == "__main__":

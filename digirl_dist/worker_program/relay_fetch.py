@@ -22,6 +22,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
 
+from digirl_dist.child_process import write_all
 from digirl_dist.errors import DigirlDistError, TrajectoryError, WorkerError
 from digirl_dist.plain_text import host_and_port
 from digirl_dist.protocol.job_folder import JobFolder, blob_name
@@ -104,9 +105,7 @@ class Fetcher:
             size, self._arrived, arrived = self._size, [], self._arrived
             with suppress(FileNotFoundError):
                 size += self._waiting[0].part.stat().st_size if self._waiting else 0
-            line = encode(Fetched(arrived, size, shortened(error)))
-            while line:
-                line = line[os.write(1, line) :]
+            write_all(1, encode(Fetched(arrived, size, shortened(error))))
 
     def _drop(self, wanted: Iterable[Get]) -> None:
         for each in wanted:

@@ -21,7 +21,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from digirl_dist.child_process import SOURCE
+from digirl_dist.child_process import SOURCE, write_all
 from digirl_dist.errors import ProtocolError
 from digirl_dist.protocol.job_folder import JobFolder
 from digirl_dist.protocol.messages import shortened
@@ -163,10 +163,10 @@ def offer(folder: JobFolder) -> int:
         owner = hashlib.sha256(asked.public_key.encode()).hexdigest()[:16]  # machines may share home, name and path
         allow(file, owner, asked.public_key, command, _LIFETIME_S)
     except (OSError, ValueError, ProtocolError) as error:
-        _say(encode(Offered(shortened(f"the relay's key cannot be let into {file}: {error}"))))
+        write_all(1, encode(Offered(shortened(f"the relay's key cannot be let into {file}: {error}"))))
         return 1
     try:
-        _say(encode(Offered()))
+        write_all(1, encode(Offered()))
         missed, renew_at = 0, time.monotonic() + _LIFETIME_S / 2
         while missed < _LOOKS and not select.select([0, told], [], [], _LOOK_S)[0]:
             missed = 0 if folder.program() is not None else missed + 1
@@ -176,11 +176,6 @@ def offer(folder: JobFolder) -> int:
     finally:
         withdraw(file, owner)
     return 0
-
-
-def _say(line: bytes) -> None:
-    while line:
-        line = line[os.write(1, line) :]
 
 
 def main(argv: list[str]) -> int:
