@@ -105,8 +105,7 @@ class Installation:
         self._refuse_unusable()
         if self._is_done():
             return {"python": str(self._python)}
-        if self._is_foreign():
-            raise self._foreign()
+        self._refuse_foreign()
         if not self._record.exists():
             return {"missing": f"not installed in {self._folder}"}
         return {"missing": f"another version, or with other settings, is installed in {self._folder}"}
@@ -126,19 +125,15 @@ class Installation:
     def _claim(self) -> None:
         """Makes and marks the folder. Raises Failed if there is one that this program did not make."""
         self._folder.mkdir(parents=True, exist_ok=True)
-        if self._is_foreign():
-            raise self._foreign()
+        self._refuse_foreign()
         (self._folder / _MARK).touch()
 
-    def _is_foreign(self) -> bool:
-        try:
-            return bool(content := os.listdir(self._folder)) and _MARK not in content
-        except FileNotFoundError:
-            return False
-
-    def _foreign(self) -> Failed:
-        remedy = "move it elsewhere, or set the worker's run_path to another folder"
-        return Failed(f"{self._folder} was not made by digirl_dist, so nothing in it was touched", remedy)
+    def _refuse_foreign(self) -> None:
+        """Raises Failed if the folder is there, and something else is in it."""
+        content = os.listdir(self._folder) if self._folder.exists() else []
+        if content and _MARK not in content:
+            remedy = "move it elsewhere, or set the worker's run_path to another folder"
+            raise Failed(f"{self._folder} was not made by digirl_dist, so nothing in it was touched", remedy)
 
     def _is_done(self) -> bool:
         was = self._recorded()
