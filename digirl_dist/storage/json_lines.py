@@ -113,7 +113,8 @@ class JsonLines:
 
     def __init__(self, path: Path) -> None:
         self._path = path
-        self._read = 0
+        self.place = 0
+        """How many bytes have been read."""
 
     def size(self) -> int:
         try:
@@ -121,13 +122,8 @@ class JsonLines:
         except OSError:  # it is not there yet, or not any more
             return 0
 
-    @property
-    def place(self) -> int:
-        """How many bytes have been read."""
-        return self._read
-
     def skip_to(self, place: int) -> None:
-        self._read = max(self._read, place)
+        self.place = max(self.place, place)
 
     def news(self, until: int) -> Iterator[dict[str, Json]]:
         """Yields the objects up to byte ``until`` that were not yielded before, line by line. Raises RunFolderError."""
@@ -135,16 +131,16 @@ class JsonLines:
 
     def weighed(self, until: int) -> Iterator[tuple[int, dict[str, Json]]]:
         """Yields them, each with the bytes of memory that it may take."""
-        if until <= self._read:
+        if until <= self.place:
             return
         with opened(self._path) as file:
-            file.seek(self._read)
+            file.seek(self.place)
             whole, count = True, 0
-            while self._read < until and (line := file.readline(_LONGEST)):
+            while self.place < until and (line := file.readline(_LONGEST)):
                 ends = line.endswith(b"\n")
                 if not ends and len(line) < _LONGEST:  # it is being written
                     return
-                self._read += len(line)
+                self.place += len(line)
                 count += 1
                 if count > _MOST_LINES:
                     raise RunFolderError(f"{self._path} cannot be read: it has more than {_MOST_LINES:,} new lines")
