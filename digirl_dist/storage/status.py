@@ -223,23 +223,20 @@ class Status:
 
     def write(self) -> None:
         """Writes the file without flushing it to disk: people read it, and only its latest state matters."""
-        with self._writing:
-            self._write()
-
-    def _write(self) -> None:
         if self.path is None:
             return
-        started = time.monotonic()
-        workers = {name: self._in_unix_time(vars(status)) for name, status in dict(self.workers).items()}
-        host = self._in_unix_time({"doing": self.now, "since": self.since_now})
-        policy = None if self.policy is None else self._in_unix_time(vars(self.policy))
-        ending = {"state": self.state, "what": self.what, "error": self.error}
-        content = {"pid": os.getpid(), "time": time.time(), **ending, **host, "policy": policy}
-        text = strict_json.dumps(without_secrets_in({**content, "workers": workers}))
-        with suppress(OSError):  # a full disk is reported by those who must write
-            atomic_files.write_text(self.path, text, flushed=False)
-        now = time.monotonic()
-        self._due_at = now + max(_EVERY_S, _PAUSE * (now - started))
+        with self._writing:
+            started = time.monotonic()
+            workers = {name: self._in_unix_time(vars(status)) for name, status in dict(self.workers).items()}
+            host = self._in_unix_time({"doing": self.now, "since": self.since_now})
+            policy = None if self.policy is None else self._in_unix_time(vars(self.policy))
+            ending = {"state": self.state, "what": self.what, "error": self.error}
+            content = {"pid": os.getpid(), "time": time.time(), **ending, **host, "policy": policy}
+            text = strict_json.dumps(without_secrets_in({**content, "workers": workers}))
+            with suppress(OSError):  # a full disk is reported by those who must write
+                atomic_files.write_text(self.path, text, flushed=False)
+            now = time.monotonic()
+            self._due_at = now + max(_EVERY_S, _PAUSE * (now - started))
 
     @property
     def since_now(self) -> float:
