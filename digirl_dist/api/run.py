@@ -117,7 +117,7 @@ class Run:
             return self.index.find(key)
         except KeyError:
             self.index.refresh()  # a later iteration took it along
-            return self.index.row(key)
+            return self.index.find(key)
 
     def steps(self) -> pyarrow.dataset.Dataset:
         """Returns the steps of all finished iterations, including screenshots, for Arrow, DuckDB and Polars.

@@ -162,10 +162,6 @@ class EpisodeIndex:
             rows = rows.append_column(name, pa.array([arrival[place] for arrival in arrivals], kind))
         return rows
 
-    def row(self, key: str) -> int:
-        """Returns the row of an episode. Raises KeyError."""
-        return self._row_of[key]
-
     def find(self, key: str) -> int:
         """Returns the row of an episode; reads no files but those of its round. Raises KeyError."""
         with self._lock:

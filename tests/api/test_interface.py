@@ -230,7 +230,7 @@ def test_an_episode_is_found_as_soon_as_it_landed_and_stays_the_same_row(tmp_pat
     assert run.explain(run.episode("t1.4")).no_outcomes.startswith("update 1 left no table: ")
     parquet.write(folder / "trajectories" / "000001.parquet", [episode(1, 0, False), one])
     landing.unlink()
-    assert run.episode("t1.4").success and len(run.episodes()) == 8 and run.index.row("t1.4") == 6
+    assert run.episode("t1.4").success and len(run.episodes()) == 8 and run.index.find("t1.4") == 6
 
 
 def test_why_a_ticket_ran_again_is_told_of_its_own_episode(tmp_path: Path) -> None:
