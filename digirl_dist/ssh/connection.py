@@ -15,6 +15,7 @@ from digirl_dist.errors import LinkLostError, SilentError, WorkerError
 from digirl_dist.ssh.channel import Channel, Deadline, in_short
 from digirl_dist.types import Closeable
 
+FAST_CIPHERS = ("aes128-gcm@openssh.com", "aes256-gcm@openssh.com")
 _MOST_OUTPUT = 16 << 20
 _PLAIN = re.compile(r"[\w@+:,./~ -]+", re.ASCII)
 """Text that means the same to every shell."""

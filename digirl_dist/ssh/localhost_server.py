@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 
 from digirl_dist.child_process import environment, reap
 from digirl_dist.errors import SettingsError, UnreachableError
-from digirl_dist.ssh.connection import Address, user_name
+from digirl_dist.ssh.connection import FAST_CIPHERS, Address, user_name
 
 if TYPE_CHECKING:
     import asyncssh
@@ -133,7 +133,7 @@ async def serve(folder: Path) -> None:
         allow_pty=False,
         agent_forwarding=False,
         x11_forwarding=False,
-        encryption_algs=["aes128-gcm@openssh.com", "aes256-gcm@openssh.com"],
+        encryption_algs=FAST_CIPHERS,
         compression_algs=None,
         line_editor=False,
     )

@@ -22,13 +22,13 @@ from paramiko.packet import Packetizer
 from digirl_dist.errors import LinkLostError
 from digirl_dist.settings import SshSettings
 from digirl_dist.ssh.channel import LINK_END_S, READ_BYTES, Channel, Deadline
+from digirl_dist.ssh.connection import FAST_CIPHERS
 
 _MOST_BEFORE_LOGIN = 1 << 20
 _MOST_UNREAD = 2 * DEFAULT_WINDOW_SIZE
 """Bytes of one channel that nobody has read: no server that heeds the window sends more than that has."""
 _LONGEST_PACKET = 1 << 19
 """paramiko asks for 32 KiB, and OpenSSH never sends more than 256 KiB."""
-_FAST_CIPHERS = ("aes128-gcm@openssh.com", "aes256-gcm@openssh.com")
 
 
 class HeardSocket:
@@ -117,8 +117,8 @@ def open_transport(sock: Any, disabled_algorithms: Any = None, *, settings: SshS
     heard = cast(Any, HeardSocket(sock))
     transport = Transport(heard, disabled_algorithms=disabled_algorithms, packetizer_class=_Packets)
     options = transport.get_security_options()
-    others = [cipher for cipher in options.ciphers if cipher not in _FAST_CIPHERS]
-    options.ciphers = (*_FAST_CIPHERS, *others)
+    others = [cipher for cipher in options.ciphers if cipher not in FAST_CIPHERS]
+    options.ciphers = (*FAST_CIPHERS, *others)
     return transport
 
 

@@ -29,7 +29,15 @@ from digirl_dist.child_process import opened_log
 from digirl_dist.errors import LoginError, UnreachableError
 from digirl_dist.settings import SshSettings
 from digirl_dist.ssh import processes
-from digirl_dist.ssh.connection import Address, Connection, broken_at_start, for_login_shell, quote, too_many_channels
+from digirl_dist.ssh.connection import (
+    FAST_CIPHERS,
+    Address,
+    Connection,
+    broken_at_start,
+    for_login_shell,
+    quote,
+    too_many_channels,
+)
 from digirl_dist.ssh.host_keys import known_hosts_files
 from digirl_dist.ssh.login import check_key_file
 from digirl_dist.ssh.mux import MuxSession, SessionRefused
@@ -87,7 +95,6 @@ def _sweep(home: Path) -> None:
         os.close(lock)
 
 
-_FAST_CIPHERS = ("aes128-gcm@openssh.com", "aes256-gcm@openssh.com")
 _ANSWER_S = 3.0
 _LONGEST_LOG = 1 << 26
 """A server may send messages for the log without end; beyond this, ``ssh`` cannot write. Such as come now and then,
@@ -214,7 +221,7 @@ class Master:
         shutil.rmtree(self._folder, ignore_errors=True)
 
     def _start(self, ciphers: Sequence[str]) -> subprocess.Popen[bytes]:
-        fast = [cipher for cipher in _FAST_CIPHERS if cipher in ciphers]
+        fast = [cipher for cipher in FAST_CIPHERS if cipher in ciphers]
         options = ["-v", "-N", "-T", "-M", "-S", str(self.socket)]
         if fast:
             options += ["-o", "Ciphers=" + ",".join([*fast, *(each for each in ciphers if each not in fast)])]
