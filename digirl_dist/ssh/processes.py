@@ -13,9 +13,6 @@ from functools import cache, partial
 from digirl_dist.child_process import dying_with_this_process
 from digirl_dist.threads import Threads, fulfil
 
-CONFIGURED_S = 8.0
-"""Commands of the user's configuration may take so long to decide what it says: less than ``reachable`` waits."""
-
 
 def run_to_end(
     command: Sequence[str], limit_s: float, input: bytes = b"", environ: Mapping[str, str] | None = None

@@ -100,7 +100,8 @@ _LONGEST_LOG = 1 << 26
 """A server may send messages for the log without end; beyond this, ``ssh`` cannot write. Such as come now and then,
 for weeks, are left out before (see ``opened_log``)."""
 _LOOK_S = 0.02
-_CONFIGURED_S = processes.CONFIGURED_S
+_CONFIGURED_S = 8.0
+"""Commands of the user's configuration may take so long to decide what it says: less than ``reachable`` waits."""
 _ODD = re.compile(r"[]%$[*\\\"]")
 """In a name that is included, each would have a meaning."""
 _FOLDERS = SocketFolders()
