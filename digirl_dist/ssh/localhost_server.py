@@ -202,9 +202,7 @@ async def _relay_input(source: Any, sink: Any) -> None:
     import asyncssh
 
     try:
-        while data := await source.read(_CHUNK):
-            sink.write(data)
-            await sink.drain()
+        await _relay_output(source, sink)
     except asyncssh.Error:
         pass  # the connection is gone; ``run`` sees the channel close and ends the command
     except (BrokenPipeError, ConnectionResetError):
