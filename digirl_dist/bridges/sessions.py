@@ -108,7 +108,7 @@ class Sessions:
     """Opens sessions on the worker that has the fewest, and has lost the fewest."""
 
     def __init__(self, found: Sequence[Machine], packed: bytes, limits: LimitSettings, seed: int) -> None:
-        """``packed``: what makes a session on a worker (``worker_program.sessions.MakeSession``)."""
+        """``packed``: what makes a ``worker_program.sessions.Session`` on a worker of environment variables."""
         self.limits = limits
         self.seeds = itertools.count(seed + 1)
         self.moved: list[str] = []

@@ -47,10 +47,6 @@ class Session(Protocol):
     def close(self) -> None: ...
 
 
-MakeSession = Callable[[Mapping[str, str]], Session]
-"""Is given environment variables."""
-
-
 class EmulatorSession:
     """An emulator, in a process of its own, as an OpenEnv environment.
 
