@@ -12,18 +12,18 @@ from digirl_dist.errors import TrainingError
 from digirl_dist.exit_status import interruptions_wait
 from digirl_dist.parallel.rank import launched_rank
 from digirl_dist.settings.keys import quoted, written
+from digirl_dist.settings.places import HERE
 from digirl_dist.settings.unread import refuse_others_overrides
 from digirl_dist.user_code.entry_point import derives_from
 
 if TYPE_CHECKING:
     from digirl_dist.settings import Settings
 
-CONFIG_PATH = "config/multimachine"
 _OWN = ("emulator", "agent", "algorithm")
 """For these a class of the user's may stand."""
 
 
-def train(config: str = "host", /, *, config_path: str = CONFIG_PATH, resume: bool = False, **settings: Any) -> Run:
+def train(config: str = "host", /, *, config_path: str = HERE, resume: bool = False, **settings: Any) -> Run:
     """Trains like ``digirl-dist run --config-name CONFIG key=value …``, and returns the run.
 
     ``settings`` are the keys of the configuration. A group is a mapping whose ``name`` chooses the option:
@@ -56,7 +56,7 @@ def train(config: str = "host", /, *, config_path: str = CONFIG_PATH, resume: bo
     return Run(composed.save_path)
 
 
-def compose(config: str, settings: Mapping[str, Any], config_path: str = CONFIG_PATH) -> Settings:
+def compose(config: str, settings: Mapping[str, Any], config_path: str = HERE) -> Settings:
     """Returns the configuration with these settings. Raises SettingsError naming what is wrong."""
     from digirl_dist.settings import configuration
 
