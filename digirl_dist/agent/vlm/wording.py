@@ -78,7 +78,11 @@ class Wording:
             if not self.can_say(tokens):
                 raise TrajectoryError(f"an action's tokens are not those of {self._model}")
             return tokens
-        text = action if isinstance(action, str) else action.get(SAID) or json.dumps(_plain(action))
+        text = (
+            action
+            if isinstance(action, str)
+            else action.get(SAID) or json.dumps(DeviceAction.from_json(action).to_json())
+        )
         known = self._tokenizer(text, add_special_tokens=False)["input_ids"]
         return [*known[: self.sampling.length - 1], self._tokenizer.eos_token_id]
 
@@ -86,7 +90,3 @@ class Wording:
         """Returns whether the model can have written these tokens."""
         known = (type(token) is int and 0 <= token < self._vocabulary for token in tokens)
         return bool(tokens) and all(known) and not set(tokens) & set(self.sampling.barred)
-
-
-def _plain(action: Json) -> Json:
-    return DeviceAction.from_json(action).to_json()
