@@ -87,8 +87,8 @@ def _netrc_line(key: str, _scheme: str, login: str, host: str) -> str:
 _NAME = "digirl_dist"
 _EPOCH = (1980, 1, 1, 0, 0, 0)
 _LOOK_LIMIT_S = 60.0
-_DATA = {"config": "config", "worker": "worker"}
-"""Folders of the checkout whose files travel inside the package, and what they are called there."""
+_DATA = ("config", "worker")
+"""Folders of the checkout whose files travel inside the package."""
 
 
 @dataclass(frozen=True)
@@ -266,9 +266,9 @@ def _package_files() -> Iterator[tuple[str, bytes]]:
     """Yields path in the wheel and content, of the package and of the configuration that travels inside it."""
     package = Path(digirl_dist.__file__).resolve().parent
     yield from _files_of(package, _NAME)
-    for source, name in _DATA.items():
+    for name in _DATA:
         if not (package / name).is_dir():
-            yield from _files_of(package.parent / source, f"{_NAME}/{name}")
+            yield from _files_of(package.parent / name, f"{_NAME}/{name}")
 
 
 def _files_of(root: Path, prefix: str) -> Iterator[tuple[str, bytes]]:

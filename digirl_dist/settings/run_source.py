@@ -91,9 +91,6 @@ among them until somebody has looked."""
 _LISTS_OF_TASKS = (".yaml", ".yml", ".json", ".txt")
 _TOLD = 4
 
-Named = tuple[str, Any]
-"""A key and its value."""
-
 
 def refuse_untrusted(
     settings: Any, where: Path, trust: bool, prefix: str = "", given: Sequence[str] = (), uses: Sequence[str] = ()
@@ -126,7 +123,7 @@ def refuse_references(content: Any, where: Path) -> None:
             refuse_references(each, where)
 
 
-def _named(settings: Any, prefix: str) -> Iterator[Named]:
+def _named(settings: Any, prefix: str) -> Iterator[tuple[str, Any]]:
     """Yields what the settings name: every value that can be a name, is not the default, and is not harmless."""
     usual = type(settings)()
     for each in fields(settings):
