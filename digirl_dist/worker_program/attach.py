@@ -48,7 +48,6 @@ def main() -> int:
         refuse_squatted(wanted)
         folder.create()
         _try_disk(folder)
-        os.chdir(folder.root)
         if options.replace:
             end_program(folder)
         pid, program = _join(folder, ["--orphan-s", str(options.orphan_s), "--package", options.package])
