@@ -201,9 +201,9 @@ class MisconductError(WorkerError):
     ``proven``: it goes out of service at once; else after ``limits.worker_offences`` of them.
     """
 
-    def __init__(self, worker: str, reason: str, remedy: str = "", proven: bool = False) -> None:
-        super().__init__(worker, reason, remedy)
-        self.args = (worker, reason, remedy, proven)
+    def __init__(self, worker: str, reason: str, proven: bool = False) -> None:
+        super().__init__(worker, reason)
+        self.args = (worker, reason, proven)
         self.proven = proven
 
 

@@ -81,9 +81,9 @@ def write_text(path: Path, text: str, flushed: bool = True) -> None:
     write_bytes(path, text.encode(), flushed)
 
 
-def write_json(path: Path, value: Json, flushed: bool = True) -> None:
+def write_json(path: Path, value: Json) -> None:
     """Writes a small JSON file."""
-    write_text(path, strict_json.dumps(value, indent=1) + "\n", flushed)
+    write_text(path, strict_json.dumps(value, indent=1) + "\n")
 
 
 def opened_to_append(path: Path) -> FileIO:
