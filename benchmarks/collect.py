@@ -9,6 +9,7 @@ poll of 10 s) is scaled by 0.1, and so is DigiRL's cold start. What software cos
 
 from __future__ import annotations
 
+import heapq
 from dataclasses import replace
 from pathlib import Path
 from statistics import mean
@@ -16,7 +17,7 @@ from statistics import mean
 from benchmarks.baselines.digirl import DigiRL
 from benchmarks.baselines.distrl import DistRL
 from benchmarks.measure import measure, sized, waiting_for
-from benchmarks.stage import Machine, Stage, median_ratio, nominal_s, queue_s, rounded, show, stage, tickets
+from benchmarks.stage import Machine, Stage, median_ratio, nominal_s, rounded, show, stage, tickets
 from digirl_dist.settings import LimitSettings, RehearsalSettings
 
 SCALE = sized(0.1, 0.005)
@@ -87,8 +88,14 @@ def main() -> None:
 
 
 def _queue_s(iteration: int) -> float:
-    """Returns the seconds of all episodes without hangs, in their order, if only the devices take any."""
-    return queue_s([nominal_s(DEVICE, each) for each in tickets(iteration, TICKETS)], [1.0] * WORKERS * SLOTS)
+    """Returns the seconds of all episodes without hangs, in their order, if only the devices take any.
+
+    The next one goes to the slot that is free first.
+    """
+    free = [0.0] * (WORKERS * SLOTS)
+    for each in tickets(iteration, TICKETS):
+        heapq.heapreplace(free, free[0] + nominal_s(DEVICE, each))
+    return max(free)
 
 
 def _busy_s(iteration: int) -> float:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import heapq
 import json
 import queue
 import shutil
@@ -280,21 +279,6 @@ def nominal_s(settings: RehearsalSettings, ticket: Ticket) -> float:
     while not emulator.step(0).ended:
         pass
     return sum(slept)
-
-
-def queue_s(nominal: Sequence[float], slowness: Sequence[float], left: int = 0) -> float:
-    """Returns the seconds of a queue whose next episode goes to the slot that is free first, if nothing else takes any.
-
-    Slots of a ``slowness`` above 1 begin none of the last ``left`` episodes.
-    """
-    free, ended = [(0.0, each) for each in sorted(slowness)], 0.0
-    for number, seconds in enumerate(nominal):
-        while free[0][1] > 1 and len(nominal) - number <= left:
-            heapq.heappop(free)
-        at, slow = free[0]
-        heapq.heapreplace(free, (at + seconds * slow, slow))
-        ended = max(ended, at + seconds * slow)
-    return ended
 
 
 def median(numbers: Sequence[float]) -> float:
