@@ -10,6 +10,7 @@ import pytest
 
 from benchmarks.results import pages, reasons
 from benchmarks.results.plan import Run
+from benchmarks.results.reading import lines_of
 from digirl_dist.assembly.validate import refuse_contradictions
 from digirl_dist.emulator.miniwob import miniwob_tasks
 from digirl_dist.settings.configuration import Source
@@ -51,7 +52,7 @@ def test_a_run_that_is_over_leaves_one_line_and_no_folder(tmp_path: Path) -> Non
     noted = [pages._noted(run, pages.read(run), tmp_path / "pages.jsonl") for run in (solved, unsolved, failed)]
     assert noted == [True, True, False]
     assert [run.folder.exists() for run in (solved, unsolved, failed)] == [False, False, True], "that one can go on"
-    first, second = pages._lines(tmp_path / "pages.jsonl")
+    first, second = lines_of(tmp_path / "pages.jsonl")
     assert (first["episodes"], first["solved"], first["success"]) == (192, True, [0.5, 0.9, 1.0])
     assert (second["episodes"], second["solved"]) == (576, False)
 

@@ -10,9 +10,8 @@ from pathlib import Path
 from benchmarks.results import page
 from benchmarks.results.plan import groups, numbers, runs_of, shortened
 from benchmarks.results.reading import found
-from benchmarks.results.running import finish
+from benchmarks.results.running import ROOT, finish
 
-_ROOT = Path(__file__).resolve().parents[2]
 _KEPT = "On several ranks"
 """A section of the page whose runs are no longer made."""
 
@@ -20,7 +19,7 @@ _KEPT = "On several ranks"
 def main(argv: Sequence[str] | None = None) -> int:
     """Returns the exit status: 0, or 1 if a run failed."""
     options = _options(argv)
-    root = (options.runs or _ROOT / "runs" / ("results-quick" if options.quick else "results")).resolve()
+    root = (options.runs or ROOT / "runs" / ("results-quick" if options.quick else "results")).resolve()
     folder = root if options.quick else options.out
     planned = [shortened(group) if options.quick else group for group in groups(root)]
     failed = 0
@@ -47,7 +46,7 @@ def _options(argv: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--page", action="store_true", help="make no runs, write the page from those that there are")
     parser.add_argument("--runs", type=Path, help="where the runs are kept (runs/results)")
     parser.add_argument("--note", default="", help="a sentence for the page: what else ran on the machine, say")
-    parser.add_argument("--out", type=Path, default=_ROOT / "docs" / "reference", help="where results.md goes")
+    parser.add_argument("--out", type=Path, default=ROOT / "docs" / "reference", help="where results.md goes")
     return parser.parse_args(argv)
 
 

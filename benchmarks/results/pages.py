@@ -21,13 +21,12 @@ from matplotlib.figure import Figure
 
 from benchmarks.results.page import markdown
 from benchmarks.results.plan import Run, Series, numbers
-from benchmarks.results.reading import Curve, read
+from benchmarks.results.reading import Curve, lines_of, read
 from benchmarks.results.reasons import REASONS
-from benchmarks.results.running import started
+from benchmarks.results.running import ROOT, started
 from digirl_dist.child_process import reap
 from digirl_dist.emulator.miniwob import miniwob_tasks
 
-_ROOT = Path(__file__).resolve().parents[2]
 _ITERATIONS, _EPISODES = 18, 64
 _SOLVED = 0.9
 _MOST = _ITERATIONS * _EPISODES
@@ -70,7 +69,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     (options.out / "results").mkdir(parents=True, exist_ok=True)
     lines, pages = options.out / "pages.jsonl", [task.id for task in miniwob_tasks(options.pages or "all")]
     Random(0).shuffle(pages)
-    known = _lines(lines)
+    known = lines_of(lines)
     if options.learned:
         learned = {line["page"] for line in _main(known) if line["solved"] and line["episodes"] > 2 * _EPISODES}
         pages = [page for page in pages if page in learned]
@@ -82,7 +81,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         wanted = [(page, seed, options.without) for seed in options.seeds for page in pages[: options.first]]
         runs = [_run(*each, options.runs) for each in wanted if each not in done]
         failed = _make(runs, options.processes, lines)
-    _write(options.out, _lines(lines))
+    _write(options.out, lines_of(lines))
     return 1 if failed else 0
 
 
@@ -158,10 +157,6 @@ def _noted(run: Run, curve: Curve | None, lines: Path) -> bool:
     print(f"   {run.series.name}: {success[0]:.2f} -> {success[-1]:.2f} after {line['episodes']} episodes", flush=True)
     shutil.rmtree(run.folder)
     return True
-
-
-def _lines(path: Path) -> list[Line]:
-    return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
 
 
 def _main(lines: Sequence[Line]) -> list[Line]:
@@ -266,10 +261,8 @@ def _options(argv: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--without", choices=[*_INGREDIENTS], help="take this away from the agent or the algorithm")
     parser.add_argument("--seeds", type=numbers, default=[0])
     parser.add_argument("--processes", type=int, default=os.cpu_count() or 1, help="runs at a time (one per core)")
-    parser.add_argument(
-        "--runs", type=Path, default=_ROOT / "runs" / "pages", help="where runs are kept until they end"
-    )
-    parser.add_argument("--out", type=Path, default=_ROOT / "docs" / "reference", help="where lines and page are kept")
+    parser.add_argument("--runs", type=Path, default=ROOT / "runs" / "pages", help="where runs are kept until they end")
+    parser.add_argument("--out", type=Path, default=ROOT / "docs" / "reference", help="where lines and page are kept")
     return parser.parse_args(argv)
 
 

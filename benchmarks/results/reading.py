@@ -65,7 +65,7 @@ class Found:
 
 def read(run: Run) -> Curve | None:
     """None if the run has no episodes yet."""
-    lines = _lines(run.folder / "metrics.jsonl")
+    lines = lines_of(run.folder / "metrics.jsonl")
     acted = [line for line in lines if line["episodes"]]
     if not acted:
         return None
@@ -86,18 +86,19 @@ def read(run: Run) -> Curve | None:
 
 def measured(one: Measurement) -> float | None:
     """The success rate of a finished measurement."""
-    lines = _lines(one.folder / "evaluation.jsonl")
+    lines = lines_of(one.folder / "evaluation.jsonl")
     return float(lines[-1]["success_rate"]) if lines else None
 
 
 def _commit(folder: Path) -> str:
-    for line in _lines(folder / "provenance.jsonl")[:1]:
+    for line in lines_of(folder / "provenance.jsonl")[:1]:
         package = line["package"]
         return str(package["commit"])[:10] + ("+" if package["uncommitted"] else "")
     return "–"
 
 
-def _lines(path: Path) -> list[dict[str, Any]]:
+def lines_of(path: Path) -> list[dict[str, Any]]:
+    """Returns the objects of a file with one on each line; none if it is not there."""
     return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
 
 

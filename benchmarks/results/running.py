@@ -12,7 +12,7 @@ from pathlib import Path
 from benchmarks.results.plan import Run, measurements_of
 from benchmarks.results.reading import measured, read
 
-_ROOT = Path(__file__).resolve().parents[2]
+ROOT = Path(__file__).resolve().parents[2]
 
 
 def finish(runs: Sequence[Run], processes: int) -> int:
@@ -48,4 +48,4 @@ def started(folder: Path, config: str, overrides: Sequence[str]) -> subprocess.P
     folder.mkdir(parents=True, exist_ok=True)
     command = [sys.executable, "run.py", "--config-path", "config/multimachine", "--config-name", config]
     with open(folder / "output.log", "a") as output:
-        return subprocess.Popen([*command, *overrides], cwd=_ROOT, stdout=output, stderr=subprocess.STDOUT)
+        return subprocess.Popen([*command, *overrides], cwd=ROOT, stdout=output, stderr=subprocess.STDOUT)
