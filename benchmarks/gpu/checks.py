@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -21,7 +21,6 @@ from benchmarks.gpu.subjects import (
     checkpointed_vlm,
     episodes,
     large_vlm,
-    subject,
     vlm_folder,
 )
 from digirl_dist.api.run import Run
@@ -60,7 +59,7 @@ class Check:
 
 def updates(name: str, device: str, folder: Path) -> Figures:
     """Every algorithm with one agent: acts, learns and goes on after a resume on ``device``, as on the CPU."""
-    found = subject(name, folder, _is_cuda(device))
+    found = SUBJECTS[name](folder, _is_cuda(device))
     agent, on_cpu = found.made(device), found.made()
     _require_on(device, agent)
     acted = episodes(agent, found, 8)
@@ -77,7 +76,7 @@ def updates(name: str, device: str, folder: Path) -> Figures:
 
 def bf16(name: str, device: str, folder: Path) -> Figures:
     """Log-probabilities under bfloat16 autocast: how far off they are, and how much sooner they and gradients come."""
-    found = subject(name, folder, _is_cuda(device))
+    found = SUBJECTS[name](folder, _is_cuda(device))
     agent = found.made(device)
     seen, actions, _ = actions_of(episodes(agent, found, 8))
     with torch.no_grad():
@@ -100,7 +99,7 @@ def compiled(name: str, device: str, folder: Path) -> Figures:
 
     On the CPU without generated code, which takes a compiler.
     """
-    found = subject(name, folder, _is_cuda(device))
+    found = SUBJECTS[name](folder, _is_cuda(device))
     agent = found.made(device)
     seen, actions, _ = actions_of(episodes(agent, found, 8))
     pass_back = partial(_pass_back, agent, seen, actions)
@@ -123,7 +122,7 @@ def one_rank(device: str, folder: Path) -> Figures:
     """A process group of one rank, which is NCCL's on CUDA: exchanges, and an update that equals that without one."""
     if not _is_cuda(device):
         return {"nccl": NEEDS_GPU}
-    found = subject("generic-vectors", folder, True)
+    found = SUBJECTS["generic-vectors"](folder, True)
     acted = episodes(found.made(device), found, 8)
     with _group(device) as group:
         total = group.sum(torch.full((1024, 1024), 2.0, device=device))
@@ -142,7 +141,7 @@ def fsdp2(device: str, folder: Path) -> Figures:
     """Sharding over one rank: an update equals that of the whole agent, and its checkpoint goes on without shards."""
     from digirl_dist.agent.sharding import Sharded, ShardedRows
 
-    found = subject("generic-vectors", folder, _is_cuda(device))
+    found = SUBJECTS["generic-vectors"](folder, _is_cuda(device))
     acted = episodes(found.made(), found, 8)
     with _group(device) as group:
         spread = Sharded(found.made, group, device, ("Linear",))
@@ -160,7 +159,7 @@ def host_inference(device: str, folder: Path) -> Figures:
     from digirl_dist.inference.requests import InferenceRequest, InferenceResult, RandomStream
     from digirl_dist.user_code.packing import pack
 
-    found, count = subject("device", folder, _is_cuda(device)), 64
+    found, count = SUBJECTS["device"](folder, _is_cuda(device)), 64
     seen, agent = found.observations(count), found.made(device)
     streams = [(11, index, 0) for index in range(count)]
     with torch.inference_mode():
@@ -302,10 +301,8 @@ def _moved(one: Trajectory) -> Trajectory:
     return replace(one, ticket=replace(one.ticket, iteration=1), episode_id=f"1-{one.ticket.index}")
 
 
-@contextmanager
-def _group(device: str) -> Iterator[Group]:
-    with joined(Rank(0, 1, 0, 1), device, GroupLimits(60.0, 60.0, 60.0)) as group:
-        yield group
+def _group(device: str) -> AbstractContextManager[Group]:
+    return joined(Rank(0, 1, 0, 1), device, GroupLimits(60.0, 60.0, 60.0))
 
 
 def _pass_back(agent: Any, seen: Sequence[Any], actions: Sequence[Any]) -> None:

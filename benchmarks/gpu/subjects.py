@@ -60,11 +60,6 @@ class Subject:
         return Observation(TASKS[number % len(TASKS)].instruction, _png(size, rng) if size else None, vector)
 
 
-def subject(name: str, folder: Path, medium: bool) -> Subject:
-    """One of ``SUBJECTS``; its models are made below ``folder``, of a size that is worth a GPU where ``medium``."""
-    return SUBJECTS[name](folder, medium)
-
-
 def _vectors(folder: Path, medium: bool) -> Subject:
     spec = EmulatorSpec(BoxActions((-1.0, -2.0), (1.0, 2.0)), vector_size=24)
     return Subject(GenericAgentSettings(width=512 if medium else 16).build(spec), spec)
@@ -133,6 +128,7 @@ SUBJECTS = {
     "autoui": _autoui,
     "vlm": _vlm,
 }
+"""Their models are made below a folder, of a size that is worth a GPU where ``medium``."""
 checkpointed_vlm = partial(_vlm, gradient_checkpointing=True)
 
 
