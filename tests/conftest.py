@@ -6,6 +6,7 @@ import gc
 import os
 import shutil
 import signal
+import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -122,6 +123,18 @@ def _what_a_test_wrote_is_imported_by_no_other(tmp_path_factory: pytest.TempPath
         known = getattr(sys.modules[name], "__dict__", {})  # what libraries put there answers to any name
         if any(str(place).startswith(written) for place in (known.get("__file__"), *known.get("__path__", ()))):
             del sys.modules[name]
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    """A disk of 3 MiB."""
+    disk = tmp_path / "disk"
+    disk.mkdir()
+    mount = ["mount", "-t", "tmpfs", "-o", "size=3m", "digirl-dist-test", str(disk)]
+    if os.getuid() != 0 or subprocess.run(mount, capture_output=True).returncode != 0:
+        pytest.skip("only root can mount a small disk")
+    yield disk
+    subprocess.run(["umount", "-l", str(disk)], check=True)
 
 
 @pytest.fixture(scope="session")

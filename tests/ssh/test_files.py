@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import subprocess
 import sys
 import threading
 import time
@@ -197,18 +196,6 @@ def test_what_an_earlier_attempt_left_is_continued_or_thrown_away(
     (tmp_path / "episode.part").write_bytes(left)
     get(courier, "episode", tmp_path / "episode", digest(data), len(data))
     assert (tmp_path / "episode").read_bytes() == data
-
-
-@pytest.fixture
-def small_disk(tmp_path: Path) -> Iterator[Path]:
-    """A disk of 4 MB."""
-    disk = tmp_path / "disk"
-    disk.mkdir()
-    mount = ["mount", "-t", "tmpfs", "-o", "size=4m", "tmpfs", str(disk)]
-    if os.getuid() != 0 or subprocess.run(mount, capture_output=True).returncode != 0:
-        pytest.skip("only root can mount a small disk")
-    yield disk
-    subprocess.run(["umount", "-l", str(disk)], check=True)
 
 
 def test_a_full_disk_is_named_and_leaves_nothing(link: Connection, limits: SshSettings, small_disk: Path) -> None:
