@@ -12,6 +12,7 @@ from pathlib import Path
 import psutil
 
 from chaos import processes
+from chaos.processes import command_line as command_line
 
 _LEAST_S = 120.0
 """A limit only ends a test that fails: a short one saves nothing, and fails a good test on a loaded machine."""
@@ -31,14 +32,6 @@ def descendants_with(marker: str | Path) -> list[psutil.Process]:
     """The same of this process's own: other tests run beside this one, and have programs of the same name."""
     own = {one.pid for one in psutil.Process().children(recursive=True)}
     return [one for one in processes_with(marker) if one.pid in own]
-
-
-def command_line(process: psutil.Process) -> str:
-    """Empty for one that has ended meanwhile, or is about to."""
-    try:
-        return " ".join(process.cmdline())
-    except psutil.Error:
-        return ""
 
 
 def nothing_is_left_of(marker: str | Path) -> None:

@@ -10,8 +10,6 @@ import sys
 import time
 from collections.abc import Mapping, Sequence
 
-import psutil
-
 from chaos import hostility
 from chaos.content import CONTENT
 from chaos.costs import judge_content
@@ -20,7 +18,7 @@ from chaos.ground import LIMITS, RunContext, ground
 from chaos.invariants import Invariant, judge
 from chaos.keys import VICTIMS, strike_keys
 from chaos.lies import LIES, Lie
-from chaos.processes import eventually, processes_with
+from chaos.processes import command_line, eventually, processes_with
 from chaos.stages import Phase
 from chaos.trial import Chaos, Trial, plan
 from chaos.watch import Watch
@@ -96,17 +94,10 @@ def _left(here: RunContext) -> list[str]:
 
     def running() -> list[str]:
         ours = {process.pid for machine in here.machines for process in machine.sshd.processes()}
-        return [_words(process) for process in processes_with(here.folder) if process.pid not in ours]
+        return [command_line(process) for process in processes_with(here.folder) if process.pid not in ours]
 
     eventually(lambda: not running(), LIMITS["limits.orphan_s"] + 15.0)
     return [words for words in running() if words]
-
-
-def _words(process: psutil.Process) -> str:
-    try:
-        return " ".join(process.cmdline())
-    except psutil.Error:
-        return ""
 
 
 def _show(trials: Sequence[Trial], invariants: Sequence[Invariant]) -> None:

@@ -35,6 +35,14 @@ def runs(pid: int) -> bool:
         return False
 
 
+def command_line(process: psutil.Process) -> str:
+    """Empty for one that has ended meanwhile, or is about to."""
+    try:
+        return " ".join(process.cmdline())
+    except psutil.Error:
+        return ""
+
+
 def frozen(among: Iterable[psutil.Process]) -> list[psutil.Process]:
     """Returns those that SIGSTOP has stopped."""
     return _living(among, lambda process: process.status() == psutil.STATUS_STOPPED)
