@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import atexit
-import io
 import json
 import os
 import shutil
@@ -14,6 +13,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+from image_files import encoded
 from PIL import Image, ImageDraw
 
 from digirl_dist.api.training import compose
@@ -42,9 +42,7 @@ def screenshot(number: int, size: tuple[int, int] = (108, 192)) -> bytes:
         left, top = 10 + place % 3 * 32, 30 + place // 3 * 60
         pen.rounded_rectangle((left, top, left + 24, top + 24), 5, fill=(40 + 30 * place, 90, 200 - 20 * place))
     pen.rectangle((0, 0, size[0], 12 + 4 * number), fill=(30, 60 + 20 * (number % 8), 110))
-    written = io.BytesIO()
-    picture.save(written, "PNG")
-    return written.getvalue()
+    return encoded(picture)
 
 
 def episode(iteration: int, index: int, success: bool, steps: int = 3, words: str | None = None) -> Trajectory:

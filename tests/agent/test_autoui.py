@@ -18,6 +18,7 @@ from agent.autoui_folders import (
     random_weights,
     released_shapes,
 )
+from image_files import encoded
 from PIL import Image
 from safetensors.torch import load_file
 
@@ -73,9 +74,7 @@ def seen(goal: str, seed: int) -> Observation:
 
 def png(shade: int) -> bytes:
     pixels = np.random.default_rng(shade).integers(256, size=(40, 30, 3), dtype=np.uint8)
-    buffer = io.BytesIO()
-    Image.fromarray(pixels).save(buffer, "png")
-    return buffer.getvalue()
+    return encoded(Image.fromarray(pixels))
 
 
 THREE = [seen("open the app", 0), seen("go", 1), seen("open the very long and winding app of many letters", 2)]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import math
 import subprocess
 import sys
@@ -12,6 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from image_files import encoded
 from PIL import Image
 
 from digirl_dist.agent.device.batch import bags_of
@@ -43,17 +43,14 @@ def screenshots(count: int, size: tuple[int, int] = (210, 160)) -> list[Observat
     texts = ["Open the Clock app", 'Search for "pizza" in Browser', "", 'Type "a b" now']
     observations = []
     for index in range(count):
-        buffer = io.BytesIO()
-        Image.fromarray(rng.integers(0, 255, (*size, 3), dtype=np.uint8)).save(buffer, "png")
+        image = png(rng.integers(0, 255, (*size, 3), dtype=np.uint8))
         text = told(texts[index % len(texts)], MEMORIES[(index // 2) % len(MEMORIES)])
-        observations.append(Observation(text, buffer.getvalue()))
+        observations.append(Observation(text, image))
     return observations
 
 
 def png(picture: np.ndarray) -> bytes:
-    buffer = io.BytesIO()
-    Image.fromarray(picture).save(buffer, "png")
-    return buffer.getvalue()
+    return encoded(Image.fromarray(picture))
 
 
 def choices_of(grid: TouchGrid, texts: list[str]) -> list[Choice]:

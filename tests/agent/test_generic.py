@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import math
 import sys
 from typing import Any
@@ -10,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from image_files import encoded
 from PIL import Image
 
 from digirl_dist.agent.generic import GenericPolicy
@@ -21,9 +21,7 @@ from digirl_dist.trajectory import Observation
 
 
 def picture(shade: int) -> bytes:
-    data = io.BytesIO()
-    Image.fromarray(np.full((210, 160, 3), shade, np.uint8)).save(data, "PNG")
-    return data.getvalue()
+    return encoded(Image.fromarray(np.full((210, 160, 3), shade, np.uint8)))
 
 
 SPECS = {

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import io
 import zlib
 from collections.abc import Sequence
 
 import numpy as np
 import pytest
 import torch
+from image_files import encoded
 from PIL import Image
 from single_steps import row_of
 
@@ -180,9 +180,8 @@ def test_of_two_labels_at_one_point_the_second_is_closed_and_so_is_a_cell() -> N
 
 
 def observed(instruction: str, *labels: Label) -> Observation:
-    image = io.BytesIO()
-    Image.new("RGB", (160, 160), "white").save(image, "png")
-    return Observation(told(instruction, labels=labels), image.getvalue())
+    image = encoded(Image.new("RGB", (160, 160), "white"))
+    return Observation(told(instruction, labels=labels), image)
 
 
 def policy(**settings: object) -> DevicePolicy:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -10,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from image_files import encoded
 from PIL import Image
 from tiny_vlm import SPECIAL, WORDS, save_tiny_vlm
 from transformers import CLIPImageProcessorPil, Qwen2VLImageProcessorPil
@@ -60,9 +60,7 @@ def build(folder: Path, **settings: Any) -> VlmAgent:
 
 
 def _png(seed: int) -> bytes:
-    file = io.BytesIO()
-    Image.fromarray(np.random.default_rng(seed).integers(255, size=(40, 30, 3), dtype=np.uint8)).save(file, "PNG")
-    return file.getvalue()
+    return encoded(Image.fromarray(np.random.default_rng(seed).integers(255, size=(40, 30, 3), dtype=np.uint8)))
 
 
 def screens(*texts: str) -> list[Observation]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import json
 import queue
 from collections.abc import Iterator
@@ -15,6 +14,7 @@ import pytest
 import torch
 from chat_server import endpoint, sends
 from engine_server import Engine, engine
+from image_files import encoded
 from PIL import Image
 from tiny_vlm import save_tiny_vlm
 
@@ -38,9 +38,7 @@ SPEC = EmulatorSpec(DeviceActions(), image_size=(40, 30))
 
 
 def _png() -> bytes:
-    file = io.BytesIO()
-    Image.fromarray(np.random.default_rng(3).integers(255, size=(40, 30, 3), dtype=np.uint8)).save(file, "PNG")
-    return file.getvalue()
+    return encoded(Image.fromarray(np.random.default_rng(3).integers(255, size=(40, 30, 3), dtype=np.uint8)))
 
 
 SEEN = Observation("open <image> <end> hmm", _png())

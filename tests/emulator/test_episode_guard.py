@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from image_files import encoded
 from PIL import Image
 
 from digirl_dist.agent.plugins import AgentPlugin
@@ -33,9 +34,7 @@ GUARD = EpisodeGuard("phone", SPEC, 3, GenericAgentSettings().check_action)
 
 
 def picture(width: int = 4, height: int = 6, form: str = "png") -> bytes:
-    data = io.BytesIO()
-    Image.new("RGB", (width, height), (90, 0, 0)).save(data, form)
-    return data.getvalue()
+    return encoded(Image.new("RGB", (width, height), (90, 0, 0)), form)
 
 
 def chunk(kind: bytes, data: bytes) -> bytes:
@@ -255,9 +254,7 @@ def loads(image: bytes) -> bool:
 @pytest.mark.parametrize("mode", ["L", "LA", "RGB", "RGBA", "P", "1"])
 def test_what_passes_without_pillow_is_what_pillow_decodes(mode: str) -> None:
     """Of pictures with a bit changed, cut short, or with chunks left out, none passes that Pillow refuses."""
-    data, rng = io.BytesIO(), np.random.default_rng(5)
-    Image.frombytes("RGB", (20, 9), rng.bytes(540)).convert(mode).save(data, "png")
-    whole = data.getvalue()
+    whole = encoded(Image.frombytes("RGB", (20, 9), np.random.default_rng(5).bytes(540)).convert(mode))
     assert _is_plain_png(whole, (9, 20)) == (mode in ("L", "LA", "RGB", "RGBA"))
     assert not _is_plain_png(whole, (20, 9))
     for place in range(16, len(whole) - 12):
@@ -268,9 +265,7 @@ def test_what_passes_without_pillow_is_what_pillow_decodes(mode: str) -> None:
 
 
 def test_a_jpeg_that_is_decoded_again_and_again_is_refused() -> None:
-    data = io.BytesIO()
-    Image.new("RGB", (4, 6), (90, 0, 0)).save(data, "JPEG", progressive=True)
-    whole = data.getvalue()
+    whole = encoded(Image.new("RGB", (4, 6), (90, 0, 0)), "JPEG", progressive=True)
     last = whole[whole.rfind(b"\xff\xda") : -2]
     GUARD.check(episode(step(observation=seen(image=whole)), LAST), TICKET, "w1")
     with pytest.raises(TrajectoryError, match=r"step 0: a JPEG of 10\d\d scans; at most 32 are allowed"):

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import io
 from typing import Any
 
 import numpy as np
 import pytest
+from image_files import encoded
 from PIL import Image
 
 from digirl_dist.emulator.starts import start_alike, unlike_starts
@@ -15,9 +15,7 @@ from digirl_dist.trajectory import Observation, Step, Trajectory
 
 
 def picture(shade: int, level: int = 1) -> bytes:
-    written = io.BytesIO()
-    Image.fromarray(np.full((8, 8, 3), shade, np.uint8)).save(written, "png", compress_level=level)
-    return written.getvalue()
+    return encoded(Image.fromarray(np.full((8, 8, 3), shade, np.uint8)), compress_level=level)
 
 
 def episode(start: Observation, task: str = "t", seed: int = 7, worker: str = "w1", action: Any = 0) -> Trajectory:

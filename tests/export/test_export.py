@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import json
 import re
 import shlex
@@ -19,6 +18,7 @@ import yaml
 from export import atif_format
 from export.hub_stand_in import serving
 from hostile_texts import GENERATED, HOSTILE
+from image_files import encoded
 from PIL import Image
 
 from digirl_dist import export
@@ -51,12 +51,6 @@ ACTIONS: list[Json] = [
 
 def picture(shade: int, size: tuple[int, int] = (20, 30)) -> bytes:
     return encoded(Image.new("RGB", size, (shade, 0, 255 - shade)))
-
-
-def encoded(image: Image.Image, kind: str = "PNG") -> bytes:
-    content = io.BytesIO()
-    image.save(content, kind, compress_level=1)
-    return content.getvalue()
 
 
 def episode(

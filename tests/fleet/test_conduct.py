@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import math
 from collections.abc import Callable
 from dataclasses import replace
@@ -12,6 +11,7 @@ import msgspec
 import numpy as np
 import pytest
 from fleet.test_session import LIMITS, READY, TICKETS, Recorded, beat, hung_up, of, sent, session, told, working
+from image_files import encoded
 from PIL import Image
 
 from digirl_dist.errors import LinkLostError, MisconductError, ProtocolError, TooSlowError, WorkerError
@@ -33,9 +33,7 @@ SPENT = messages.SlotSeconds({"step": 1.0})
 
 def png(width: int, height: int) -> bytes:
     """A picture of one colour."""
-    data = io.BytesIO()
-    Image.new("L", (width, height)).save(data, "png")
-    return data.getvalue()
+    return encoded(Image.new("L", (width, height)))
 
 
 def ask(number: int, version: int = 3) -> messages.Ask:

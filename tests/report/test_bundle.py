@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from image_files import encoded
 from PIL import Image
 from small_run import episode, make_run
 
@@ -33,9 +34,7 @@ def report(folder: Path) -> dict[str, Any]:
 
 
 def screenshot(size: tuple[int, int] = (90, 160), kind: str = "PNG") -> bytes:
-    written = io.BytesIO()
-    Image.effect_noise(size, 80).convert("RGB").save(written, kind)
-    return written.getvalue()
+    return encoded(Image.effect_noise(size, 80).convert("RGB"), kind)
 
 
 def test_a_report_has_twelve_episodes_of_the_newest_iteration_half_of_them_successes(tmp_path: Path) -> None:
@@ -93,9 +92,7 @@ def test_what_is_no_screenshot_is_not_embedded(image: bytes) -> None:
 
 
 def test_a_screenshot_of_absurd_size_is_not_decoded() -> None:
-    written = io.BytesIO()
-    Image.new("1", (5_000, 4_000)).save(written, "PNG")
-    assert embed(written.getvalue()) == ""
+    assert embed(encoded(Image.new("1", (5_000, 4_000)))) == ""
 
 
 def test_captions_say_the_action() -> None:

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from image_files import encoded
 from PIL import Image
 
 from digirl_dist.child_process import environment
@@ -24,9 +25,7 @@ ROOT = Path(__file__).resolve().parents[2]
 
 
 def png(colour: str, size: tuple[int, int] = (32, 48)) -> bytes:
-    written = io.BytesIO()
-    Image.new("RGB", size, colour).save(written, "png")
-    return written.getvalue()
+    return encoded(Image.new("RGB", size, colour))
 
 
 def episode(index: int, images: list[bytes | None], reward: float = 0.0) -> Trajectory:

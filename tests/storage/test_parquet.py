@@ -9,6 +9,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from image_files import encoded
 from PIL import Image
 
 from digirl_dist.errors import TrajectoryError
@@ -18,9 +19,7 @@ from digirl_dist.trajectory import Observation, Step, Trajectory
 
 
 def png(shade: int) -> bytes:
-    data = io.BytesIO()
-    Image.new("RGB", (4, 6), (shade, 0, 0)).save(data, "PNG")
-    return data.getvalue()
+    return encoded(Image.new("RGB", (4, 6), (shade, 0, 0)))
 
 
 def episode(index: int = 0, steps: int = 3) -> Trajectory:
