@@ -47,11 +47,12 @@ class Seen(NamedTuple):
 class Encoder(nn.Module):
     """Reads B screenshots [B, 3, H, W] (uint8), instructions, and traces [B, P, rows, columns].
 
-    For an agent that ``reads`` labels also up to L of these each, as bags of words. In training mode the convolutions
-    compute in bfloat16 on GPUs; on CPUs, also on those with instructions for it, that took a fifth longer.
+    For an agent that ``reads`` labels also up to L of these each, as bags of words. With ``context``, where to touch
+    depends on what is seen elsewhere. In training mode the convolutions compute in bfloat16 on GPUs; on CPUs, also on
+    those with instructions for it, that took a fifth longer.
     """
 
-    def __init__(self, grid: TouchGrid, placed: int, width: int, reads: bool = False) -> None:
+    def __init__(self, grid: TouchGrid, placed: int, width: int, reads: bool, context: bool) -> None:
         super().__init__()
         self._words = nn.EmbeddingBag(WORD_BUCKETS, width, mode="sum")
         nn.init.normal_(self._words.weight, std=0.3)
@@ -74,8 +75,9 @@ class Encoder(nn.Module):
         self._trace = nn.Conv2d(TRACE_PLANES, width, 3, padding=1)
         self._norm = nn.LayerNorm(width)
         self._touch_query = nn.Linear(width, placed * width)
-        self._touch_context = nn.Linear(_HEADS * width, placed * width, bias=False)
-        nn.init.zeros_(self._touch_context.weight)
+        self._touch_context = nn.Linear(_HEADS * width, placed * width, bias=False) if context else None
+        if self._touch_context is not None:
+            nn.init.zeros_(self._touch_context.weight)
         self._touch_key = nn.Linear(width, width)
         self._look_query = nn.Linear(width, _HEADS * width)
         if reads:
@@ -94,7 +96,8 @@ class Encoder(nn.Module):
         closed = 0.0 if labels is None else labels.closed.float().masked_fill(labels.closed, float("-inf"))[:, None]
         looks = self._look_query(text).unflatten(1, (_HEADS, -1)) @ tokens.transpose(1, 2) * scale + closed
         looked_at = (looks.softmax(dim=2) @ tokens).flatten(1)
-        queries = (self._touch_query(text) + self._touch_context(looked_at)).unflatten(1, (-1, text.shape[1]))
+        context = 0.0 if self._touch_context is None else self._touch_context(looked_at)
+        queries = (self._touch_query(text) + context).unflatten(1, (-1, text.shape[1]))
         logits = queries @ self._touch_key(tokens).transpose(1, 2) * scale + closed
         best = torch.stack([logits[:, 0].amax(dim=1), logits[:, 0].logsumexp(dim=1)], dim=1)
         features = torch.cat([text, looked_at, cells.mean(dim=1), best.detach()], dim=1)
@@ -185,7 +188,6 @@ def of_cells(pictures: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
 
 _PER_CELL = 6
 """The mean of each colour in a cell, and the deviation of each."""
-_SEED = 0
 
 
 class CriticInputs(nn.Module):
@@ -199,8 +201,8 @@ class CriticInputs(nn.Module):
     def __init__(self, width: int, cells: int) -> None:
         super().__init__()
         self.size = _PER_CELL * cells + width
-        vectors = torch.randn(WORD_BUCKETS, width, generator=torch.Generator().manual_seed(_SEED))
-        self.register_buffer("_vectors", 0.3 * vectors, persistent=False)
+        vectors = 0.3 * torch.randn(WORD_BUCKETS, width, generator=torch.Generator().manual_seed(0))
+        self.register_buffer("_vectors", vectors, persistent=False)
 
     def forward(self, images: torch.Tensor, texts: Bags) -> torch.Tensor:
         """Returns [B, size] for pictures [B, 3, H, W] (uint8) and as many instructions."""

@@ -55,13 +55,13 @@ class DevicePolicy(nn.Module):
 
     The probability of an action is that of its kind, where it has a place times that of the place, and where it types
     or drags times that of the text, or of the other place, given the first. Places are chosen by how well their look
-    matches the instruction (attention over a touch grid), so a button is found wherever it is, and by what is seen at
-    a few other places that the instruction asks for: which button is right may stand there. The latest actions,
-    which the observation's text tells, are a second picture of traces; what was done on the very same screen is at
-    first less probable, by a weight that is learned like all others. Where the emulator names what is on the screen,
-    its labels are places as well, and their names are read and can be typed. Kinds have one last layer for instructions
-    that quote a text and one for the others: else, what is learned of tasks without typing would soon keep it from
-    typing anywhere. The picture is scaled to one size per emulator; the architecture is the same for all sizes.
+    matches the instruction (attention over a touch grid), so a button is found wherever it is; with ``context`` also by
+    what is seen at a few other places that the instruction asks for: which button is right may stand there. The latest
+    actions, which the observation's text tells, are a second picture of traces; what was done on the very same screen
+    is at first less probable, by a weight that is learned like all others. Where the emulator names what is on the
+    screen, its labels are places as well, and their names are read and can be typed. Kinds have one last layer for
+    instructions that quote a text and one for the others: else, what is learned of tasks without typing would soon keep
+    it from typing anywhere. The picture is scaled to one size per emulator; the architecture is the same for all sizes.
     """
 
     def __init__(
@@ -75,6 +75,7 @@ class DevicePolicy(nn.Module):
         saliency: float,
         reluctance: float,
         labels: bool,
+        context: bool | None,
         shift: int,
     ) -> None:
         """The values are the settings of ``agent=device``."""
@@ -92,7 +93,9 @@ class DevicePolicy(nn.Module):
         drags = any(kind.drags for kind in kinds)
         places = [kinds[index].action.type for index in self._placed] + ["end"] * drags
         self._remembered = lru_cache(_READ_TEXTS)(read)
-        self._encoder = Encoder(self._grid, len(places), width, self._reads)
+        self._encoder = Encoder(
+            self._grid, len(places), width, self._reads, self._reads if context is None else context
+        )
         self.feature_size = self._encoder.feature_size + 2 * len(kinds)
         self._kind_head = _kind_head(self.feature_size, width, kinds)
         if any(kind.types for kind in kinds):
