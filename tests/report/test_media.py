@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from image_files import encoded
 from PIL import Image
 
 from digirl_dist.child_process import environment
@@ -25,7 +24,9 @@ ROOT = Path(__file__).resolve().parents[2]
 
 
 def png(colour: str, size: tuple[int, int] = (32, 48)) -> bytes:
-    return encoded(Image.new("RGB", size, colour))
+    written = io.BytesIO()
+    Image.new("RGB", size, colour).save(written, "png")
+    return written.getvalue()
 
 
 def episode(index: int, images: list[bytes | None], reward: float = 0.0) -> Trajectory:
