@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, ClassVar, cast
@@ -57,8 +57,9 @@ class Sharded:
         names = sorted({type(module).__name__ for module in agent.modules() if module is not agent})
         for block in self.blocks:
             if block not in names:
-                there = ", ".join(names)
-                raise SettingsError(f"trainer.shard_blocks: no module of the agent is a {block!r}; there are {there}")
+                raise SettingsError(
+                    f"trainer.shard_blocks: no module of the agent is a {block!r}; there are {', '.join(names)}"
+                )
         inner_first = reversed(list(agent.modules()))
         return [module for module in inner_first if type(module).__name__ in self.blocks]
 
@@ -101,6 +102,10 @@ class ShardedAgent(nn.Module):
 
     def critic_inputs(self, observations: Sequence[Observation]) -> torch.Tensor:
         return cast(torch.Tensor, self(self._critic, observations))
+
+    def parameters(self, recurse: bool = True) -> Iterator[nn.Parameter]:
+        """The agent's own: one with a frozen model may name those alone that learn."""
+        return cast(Iterator[nn.Parameter], self._agent.parameters(recurse))
 
     def state_dict(self) -> dict[str, torch.Tensor]:  # type: ignore[override]
         return cast(dict[str, torch.Tensor], _whole(self._agent.state_dict(), self._group.rank.is_first))
@@ -170,8 +175,10 @@ class ShardedRows:
         optimizer.register_load_state_dict_pre_hook(_spread)
 
     def _gathered(self, _: torch.optim.Optimizer, state: dict[str, Any]) -> dict[str, Any]:
-        options = [{**options, "foreach": None} for options in state["param_groups"]]
-        return {"state": _whole(state["state"], self._group.rank.is_first), "param_groups": options}
+        return {
+            "state": _whole(state["state"], self._group.rank.is_first),
+            "param_groups": [{**options, "foreach": None} for options in state["param_groups"]],
+        }
 
 
 def _spread(optimizer: torch.optim.Optimizer, state: dict[str, Any]) -> dict[str, Any]:

@@ -166,9 +166,9 @@ class MinibatchOptimizer:
 
     @torch.no_grad()
     def _decay(self) -> None:
-        """Decoupled weight decay (arXiv 1711.05101)."""
+        """Decoupled weight decay (arXiv 1711.05101) of what has a gradient: the rest is frozen, or not in use."""
         if self._settings.weight_decay:
-            for parameter in self._parameters:
+            for parameter in (each for each in self._parameters if each.grad is not None):
                 parameter.mul_(1 - self.learning_rate * self._settings.weight_decay)
 
 

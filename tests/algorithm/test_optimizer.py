@@ -148,15 +148,15 @@ def test_a_resumed_run_may_go_on_with_another_learning_rate() -> None:
 
 def test_weights_decay_apart_from_the_gradient_and_the_rate_falls_to_nothing() -> None:
     """Loshchilov & Hutter (arXiv 1711.05101), with a gradient of nothing."""
-    weight, rates = parameter(), []
+    weight, frozen, rates = parameter(), parameter().requires_grad_(False), []
     settings = OptimizerSettings(learning_rate=0.1, batch_size=12, epochs=1, weight_decay=0.5, anneal_iterations=4)
-    optimizer = MinibatchOptimizer([weight], settings, 0, "the loss")
+    optimizer = MinibatchOptimizer([weight, frozen], settings, 0, "the loss")
     for _ in range(5):
         rates.append(optimizer.learning_rate)
         optimizer.fit(12, lambda _: 0.0 * weight.sum())
     assert rates == pytest.approx([0.1, 0.075, 0.05, 0.025, 0.0])
     left = float(np.prod([1 - 0.5 * rate for rate in rates]))
-    assert torch.allclose(weight, left * parameter())
-    resumed = MinibatchOptimizer([parameter()], settings, 0, "the loss")
+    assert torch.allclose(weight, left * parameter()) and torch.equal(frozen, parameter())
+    resumed = MinibatchOptimizer([parameter(), frozen], settings, 0, "the loss")
     resumed.load_state_dict(optimizer.state_dict())
     assert resumed.learning_rate == 0.0

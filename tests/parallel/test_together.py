@@ -69,6 +69,7 @@ def test_b2_uneven_parts_learn_what_one_process_learns(found: list[dict[str, Any
 def test_each_rank_has_a_part_of_a_sharded_agent_and_rank_0_saves_all_of_it(found: list[dict[str, Any]]) -> None:
     parts = [there["shares"]["part"] for there in found]
     assert sum(parts) == found[0]["shares"]["of"] == len(found[0]["sharded"][0]) and min(parts) > 0
+    assert len({*found[0]["learning"]}) == 1, "as many parameters learn, sharded or not"
     assert found[1]["sharded"][0] == [] and found[0]["sharded"][1] == found[1]["sharded"][1]
     assert all("'T5Block'; there are" in there["shares"]["refused"] for there in found)
 

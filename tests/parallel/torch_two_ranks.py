@@ -10,8 +10,9 @@ import math
 import os
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -55,13 +56,20 @@ ROWS = 16
 UNEVEN = (slice(0, 10), slice(10, 16))
 
 
-def agent() -> GenericPolicy:
+def agent(kind: type[GenericPolicy] = GenericPolicy) -> GenericPolicy:
     torch.manual_seed(7)
-    return GenericAgentSettings(width=8).build(EmulatorSpec(DiscreteActions(3), vector_size=4))()
+    return kind(EmulatorSpec(DiscreteActions(3), vector_size=4), **values(GenericAgentSettings(width=8)))
+
+
+class LearnsAPart(GenericPolicy):
+    """Names as its parameters those alone that learn, as agents with large models do."""
+
+    def parameters(self, recurse: bool = True) -> Iterator[nn.Parameter]:
+        return (each for each in super().parameters(recurse) if each.requires_grad)
 
 
 def partly_frozen() -> GenericPolicy:
-    policy = agent()
+    policy = agent(LearnsAPart)
     next(policy.parameters()).requires_grad_(False)
     return policy
 
@@ -72,11 +80,6 @@ class InParts(GenericPolicy):
     def log_prob(self, observations: Sequence[Observation], actions: Sequence[Any]) -> torch.Tensor:
         parts = [slice(first, first + 2) for first in range(0, len(actions), 2)]
         return torch.cat([super(InParts, self).log_prob(observations[part], actions[part]) for part in parts])
-
-
-def in_parts() -> InParts:
-    torch.manual_seed(7)
-    return InParts(EmulatorSpec(DiscreteActions(3), vector_size=4), **values(GenericAgentSettings(width=8)))
 
 
 def rows() -> list[Row]:
@@ -95,7 +98,7 @@ def learn(
 ) -> tuple[list[float], list[float]]:
     """The weights after these updates and the losses on the way; the clipping limit is reached each time."""
     policy = made()
-    settings = ActorSettings(1e-2, size, at_once, epochs=1, max_examples=10**6, clip_norm=1e-2)
+    settings = ActorSettings(1e-2, size, at_once, epochs=1, max_examples=10**6, clip_norm=1e-2, weight_decay=0.1)
     imitation = Imitation(policy, settings, seed=1, peers=peers)
     losses = [imitation.fit(examples).loss for _ in range(updates)]
     return flat(policy), losses
@@ -268,7 +271,7 @@ def main(folder: Path) -> None:
         shared, own, sharded = SharedRows(group), OwnRows(group), ShardedRows(group)
         spread = Sharded(agent, group, "cpu", ("Linear",))
         part_spread = Sharded(partly_frozen, group, "cpu")
-        spread_in_parts = Sharded(in_parts, group, "cpu", ("Linear",))
+        spread_in_parts = Sharded(partial(agent, InParts), group, "cpu", ("Linear",))
         found = {
             "alone": learn(examples, ALONE, ROWS),
             "shared": learn(examples, shared, ROWS),
@@ -293,6 +296,7 @@ def main(folder: Path) -> None:
             "alone, 7 of 14": learn(examples[:14], ALONE, 11, updates=FEWER),
             "sharded, in parts": learn(examples[:14], sharded, 11, made=spread_in_parts, updates=FEWER),
             "shares": shares(spread),
+            "learning": [len([*made().parameters()]) for made in (partly_frozen, part_spread)],
             "windows": windows(group),
             "gradients": gradients(group),
             "low precision": low_precision(group),
