@@ -52,8 +52,8 @@ def messages(trajectory: Trajectory, prompt: str, screenshots: int) -> Messages:
     ``prompt`` may use ``{instruction}`` and ``{actions}``; if it is empty, the general question takes its place. The
     format of the answer is appended.
     """
-    last = trajectory.final_observation
-    instruction = trajectory.ticket.task.instruction or recalled(last.text).instruction or trajectory.ticket.task.id
+    first = trajectory.observations[0]  # later ones may tell what the agent said, which is not for its judge
+    instruction = trajectory.ticket.task.instruction or recalled(first.text).instruction or trajectory.ticket.task.id
     actions = "\n".join(
         f"{n}. {json.dumps(without_remarks(step.action))}" for n, step in enumerate(trajectory.steps, 1)
     )
