@@ -10,6 +10,7 @@ import numpy as np
 
 from digirl_dist.algorithm.advantages import ROUNDING, returns_to_go
 from digirl_dist.algorithm.table import AVOIDED, IN_LOOPS, LOOP, NOT_GOOD, UNSOLVED, Row
+from digirl_dist.emulator.touch_actions import without_remarks
 from digirl_dist.storage.digest import digest
 from digirl_dist.tasks import Key
 from digirl_dist.trajectory import Observation, Step, Trajectory
@@ -93,9 +94,9 @@ def fatal(episodes: Sequence[Trajectory], kept: Sequence[Trajectory], weight: fl
     wrong: a policy that avoids the only button of a form no longer pushes it. Nor is one with a density, which is no
     probability to lower.
     """
-    ends = Counter(str(one.steps[-1].action) for one in kept)
+    ends = Counter(str(without_remarks(one.steps[-1].action)) for one in kept)
     failed = [one for one in reversed(episodes) if one.steps and one.reward <= 0 and one.steps[-1].terminated]
-    last = [(one, one.steps[-1].action) for one in failed if weight]
+    last = [(one, without_remarks(one.steps[-1].action)) for one in failed if weight]
     ended = [one for one, end in last if is_counted(end) and ends[str(end)] <= 0.9 * len(kept)][: 4 * len(kept)]
     reason = "it ended the episode without success, and is made less likely"
     return [Row(one, len(one.steps) - 1, AVOIDED, reason, -weight * min(1.0, len(kept) / len(ended))) for one in ended]

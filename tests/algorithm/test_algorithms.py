@@ -34,6 +34,7 @@ from digirl_dist.algorithm.selection import (
 )
 from digirl_dist.algorithm.table import AVOIDED, KEPT, UNSOLVED, Row
 from digirl_dist.emulator import DiscreteActions, EmulatorSpec
+from digirl_dist.emulator.touch_actions import SAID
 from digirl_dist.errors import TrainingError
 from digirl_dist.settings import (
     DigirlSettings,
@@ -241,10 +242,11 @@ def test_what_ended_a_failure_is_avoided_but_not_what_a_limit_cut_off() -> None:
 @pytest.mark.parametrize(("others", "avoided"), [(0, ["leave"]), (1, ["leave"]), (2, ["leave", "submit"])])
 def test_what_nearly_all_successes_end_with_is_not_avoided(others: int, avoided: list[str]) -> None:
     one = next(episode for episode in episodes(0) if episode.success)
-    kept = [_ended_by(one, "other" if place < others else "submit", 1.0) for place in range(19)]
-    failed = [_ended_by(one, action, 0.0) for action in ("submit", "leave")]
+    ends = ["other"] * others + ["submit"] * (19 - others)
+    kept = [_ended_by(one, {"type": end, SAID: f"Done, {place}"}, 1.0) for place, end in enumerate(ends)]
+    failed = [_ended_by(one, {"type": action, SAID: "So I end"}, 0.0) for action in ("submit", "leave")]
     found = fatal(failed, kept, 0.5)
-    assert [row.action for row in found] == avoided
+    assert [row.action for row in found] == [{"type": action, SAID: "So I end"} for action in avoided]
     assert all(row.outcome == AVOIDED and "made less likely" in row.reason for row in found)
 
 
