@@ -176,9 +176,12 @@ class Trajectory:
 
 
 def seen_at(episode: Trajectory, place: int) -> Observation:
-    """Returns what was seen before a step, or after the last one, with ``MOST_EARLIER`` screenshots before it."""
+    """Returns what was seen before a step, or after the last one, with the screenshots before it.
+
+    Where these are not there any more, as in what was read from a file, the episode has ``MOST_EARLIER`` of them.
+    """
     seen = episode.steps[place].observation if place < len(episode.steps) else episode.final_observation
-    if seen.image is None:
+    if seen.image is None or seen.earlier:
         return seen
     before = (step.observation.image for step in episode.steps[max(0, place - MOST_EARLIER) : place])
     return replace(seen, earlier=tuple(image for image in before if image is not None))

@@ -132,6 +132,8 @@ def test_a_chat_model_is_shown_earlier_screenshots_and_files_have_each_once(tmp_
     episode_file.write(tmp_path / "e.episode", episode)
     kept = episode_file.read(tmp_path / "e.episode")
     assert [list(seen_at(kept, at).earlier) for at in range(5)] == [screens[:at] for at in range(5)]
+    fragment = replace(episode, steps=steps[2:])
+    assert [seen_at(fragment, at) for at in range(3)] == seen[2:], "also one that begins within the episode"
     assert prompted().reset(TASK, 3).earlier == ()
 
 
