@@ -7,6 +7,7 @@ import subprocess
 import sys
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -20,7 +21,10 @@ from digirl_dist.assembly.validate import refuse_contradictions
 from digirl_dist.child_process import environment
 from digirl_dist.cli.main import main
 from digirl_dist.errors import SettingsError, TrainingError
+from digirl_dist.parallel.peers import ALONE
 from digirl_dist.settings import configuration
+from digirl_dist.tasks import Task, Ticket
+from digirl_dist.trajectory import Observation, Step, Trajectory
 
 pytestmark = [pytest.mark.system, pytest.mark.long_file(40)]
 
@@ -57,6 +61,17 @@ def moved(run: Path, first: int, last: int) -> bool:
 def test_the_documentation_keeps_its_promise_of_length() -> None:
     assert len(REINFORCE.strip().splitlines()) <= 25
     assert len(ONE_STEP.strip().splitlines()) <= 10
+
+
+@pytest.mark.unit
+def test_the_documented_algorithm_asks_about_all_that_was_shown() -> None:
+    exec(REINFORCE, defined := {})
+    weight = torch.nn.Parameter(torch.zeros(1))
+    log_prob = Mock(side_effect=lambda observations, actions: weight.expand(len(actions)))
+    steps = [Step(Observation("", b"%d" % at), 0, -1.0, 0.0, False, at == 1) for at in range(2)]
+    episode = Trajectory(Ticket(0, 0, Task("t"), 0, 0), "e", "w", 0, steps, Observation(), False)
+    defined["Reinforce"](Mock(parameters=lambda: [weight], log_prob=log_prob), ALONE, 0).update([episode], [])
+    assert {one.earlier for one in log_prob.call_args.args[0]} == {(), (b"0",)}
 
 
 @pytest.mark.parametrize("trainer", ["inprocess", pytest.param("torchrun", marks=pytest.mark.nightly)])
