@@ -15,8 +15,9 @@ from digirl_dist.storage.checkpoint import State, describe
 from digirl_dist.storage.digest import digest
 
 _REMEDY = (
-    "lower batch_size of the algorithm; for agent=vlm set agent.gradient_checkpointing=true, agent.dtype=bfloat16 or a "
-    "smaller agent.rows_at_once; or spread the agent over several GPUs with trainer=torchrun and trainer.shard"
+    "lower rows_at_once of the algorithm (0: all of batch_size); for agent=vlm set agent.gradient_checkpointing=true, "
+    "agent.dtype=bfloat16 or a smaller agent.rows_at_once; or spread the agent over several GPUs with trainer=torchrun "
+    "and trainer.shard"
 )
 
 

@@ -43,7 +43,8 @@ class HungryLater(Hungry):
 @pytest.mark.parametrize("kind", [Hungry, HungryLater])
 def test_too_little_memory_is_told_with_the_remedy_and_no_episode_is_set_aside(kind: Any, tmp_path: Path) -> None:
     with pytest.raises(
-        TrainingError, match=r"too little memory .*Tried to allocate.*batch_size.* resumes from .*000000"
+        TrainingError,
+        match=r"too little memory .*Tried to allocate.*lower rows_at_once.*batch_size.* resumes from .*000000",
     ):
         run(tmp_path, kind, 1)
     assert not Store(tmp_path / "trajectories").refused.all()
