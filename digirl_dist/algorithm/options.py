@@ -84,7 +84,7 @@ class GrpoReplayOptions(GrpoOptions):
 
 @dataclass
 class PpoOptions(OptimizerSettings):
-    """Proximal policy optimisation. ``batch_size`` counts on each rank with its own emulators."""
+    """Proximal policy optimisation."""
 
     epochs: Few = 4
     max_examples: Count = expert(1_000_000)

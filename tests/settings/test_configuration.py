@@ -59,6 +59,7 @@ def test_what_others_understand_may_be_added_and_only_secrets_are_hidden() -> No
     assert settings.agent.processor == {"max_pixels": 9}  # type: ignore[attr-defined]
     assert settings.judge.request == {"temperature": 0.0, "max_tokens": 5}
     assert settings.algorithm.grpo.actor.rows_at_once == 2, "agent=vlm chooses few rows at once"
+    assert settings.algorithm.ppo.rows_at_once == 2 and settings.algorithm.ppo.learning_rate == 1e-4
     shown = yaml.safe_load(configuration.to_yaml(settings))
     assert (shown["agent"]["max_new_tokens"], shown["judge"]["request"]["max_tokens"]) == (64, 5)
 

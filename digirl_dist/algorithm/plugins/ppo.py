@@ -14,7 +14,8 @@ if TYPE_CHECKING:
 
 @dataclass
 class PpoSettings(PpoOptions, AlgorithmPlugin):
-    """Proximal policy optimisation. ``batch_size`` counts on each rank with its own emulators."""
+    """Proximal policy optimisation. ``batch_size`` counts on each rank with its own emulators. With ``agent=vlm`` the
+    optimiser is that of ``config/multimachine/minibatches/small.yaml``."""
 
     learns_from: ClassVar[LearnsFrom] = LearnsFrom.steps
 
