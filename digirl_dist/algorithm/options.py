@@ -78,8 +78,9 @@ class GrpoReplayOptions(GrpoOptions):
     """The objective is flat where the ratio is above 1 + this. It is high, because an action of probability 0.3 % would
     otherwise need many updates."""
     replay_weight: Amount = 1.0
-    """Mean weight of self-imitation: steps of replay episodes, of any iteration, that ended better than their task's
-    recent average. 0: only fresh episodes teach."""
+    """Mean weight of the steps of the replay: those imitated, of episodes of any iteration that ended better than their
+    task's recent average, together with those kept open (``unsolved``). An answer in tokens weighs as their sum, where
+    a compared one weighs as their mean, so divide by an answer's length. 0: only fresh episodes teach."""
 
 
 @dataclass
