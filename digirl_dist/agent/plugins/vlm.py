@@ -43,7 +43,8 @@ class LoraSettings:
     alpha: Few = 32
     """The low-rank weights are scaled by alpha / r."""
     dropout: Share = expert(0.0)
-    """Dropout of the input of the low-rank weights while fitting."""
+    """Dropout of the input of the low-rank weights while imitating: with filtered_bc, digirl, and the imitated steps of
+    grpo_replay. Ratios of grpo and ppo are computed without."""
     targets: list[str] = field(default_factory=lambda: ["q_proj", "k_proj", "v_proj", "o_proj"])
     """Layers that get low-rank weights, by the ends of their names; ``[all-linear]``: all of the model's but the
     last."""
