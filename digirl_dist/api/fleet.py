@@ -37,6 +37,7 @@ from digirl_dist.tasks import SEEDS, Plan, Share, Task, Ticket
 from digirl_dist.types import Closeable, Json
 
 if TYPE_CHECKING:
+    from digirl_dist.agent import Agent
     from digirl_dist.api.policy import Policy
     from digirl_dist.assembly.collector import OpenFleet
     from digirl_dist.emulator import EmulatorSpec
@@ -445,8 +446,7 @@ class Fleet(Closeable):
         if changes or is_new or self._sent is None or wanted not in (None, self._sent[1].iteration):
             checkpoints = Checkpoints(self._folder / "checkpoints", keep=3, policy=policy.described)
             newest = checkpoints.newest()
-            kinds: set[type] = {type(one.agent) for one in ((self._sent or [policy])[0], policy)}
-            if len(kinds) > 1 and not kinds.isdisjoint(_CALLERS):
+            if _class_of((self._sent or [policy])[0].agent) is not _class_of(policy.agent):
                 raise SettingsError("something else acts for this fleet; open a second Fleet for this")
             if newest is not None and _shapes(newest.tensors) != _shapes(weights):
                 raise SettingsError("this fleet runs another agent; open a second Fleet for this policy")
@@ -491,10 +491,12 @@ class Fleet(Closeable):
 
 def _acts_here(policy: Policy) -> bool:
     """Returns whether it is the caller's own: a function, or an endpoint."""
-    return isinstance(policy.agent, _CALLERS)
+    return isinstance(policy.agent, FunctionAgent | Endpoints)
 
 
-_CALLERS = FunctionAgent, Endpoints
+def _class_of(agent: Agent) -> type:
+    """Returns an agent's class; where it has ``act`` alone, the user's, which is completed anew for each policy."""
+    return type(agent).__bases__[0] if contract.ActsAlone in type(agent).__bases__[1:] else type(agent)
 
 
 _open: weakref.WeakSet[Fleet] = weakref.WeakSet()

@@ -481,6 +481,9 @@ def test_an_agent_is_made_from_the_shapes_of_the_fleet_as_a_run_makes_it() -> No
         assert fleet.spec == Counter.spec
         assert Policy(Coin, spec=fleet.spec).act(Observation(vector=np.zeros(2, np.float32)), seed=1).action in (0, 1)
         assert Policy(OnlyActs, spec=fleet.spec).act(Observation()).action == 1
+        assert [fleet._checkpoint(Policy(OnlyActs, spec=fleet.spec)).iteration for _ in range(2)] == [0, 1]
+        with pytest.raises(SettingsError, match="something else acts"):  # both lack weights that would tell them apart
+            fleet._checkpoint(Policy(type("Other", (OnlyActs,), {}), spec=fleet.spec))
 
 
 class OnlyActs:
