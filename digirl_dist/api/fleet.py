@@ -115,6 +115,8 @@ class Fleet(Closeable):
         """Keys to forget once the fleet has its folder."""
         self._started: OpenFleet | None = None
         self._sent: tuple[Policy, Checkpoint] | None = None
+        self._acts: Policy | Act | None = None
+        """The one that was sent, as the caller named it."""
         self._rollouts: Rollouts | None = None
         self._collecting = threading.Lock()
         self._sending = threading.Lock()
@@ -387,8 +389,9 @@ class Fleet(Closeable):
             assert self._rollouts is not None
             if act is None and self._sent:  # whose weights need not be looked at for each rollout
                 return self._rollouts, self._sent[1]
-            changes = is_update and _acts_here(policy)  # its weights are not seen here
-            return self._rollouts, self._checkpoint(policy, version, changes)
+            changes = _acts_here(policy) and (is_update or act != self._acts)  # its weights are not seen here
+            checkpoint, self._acts = self._checkpoint(policy, version, changes), act
+            return self._rollouts, checkpoint
 
     def _policy(self, act: Any) -> Policy:
         """Returns a policy as it is, or one that is a function of this process."""

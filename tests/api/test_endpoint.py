@@ -8,7 +8,7 @@ import re
 import threading
 import time
 from array import array
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import fields, replace
 from http.server import BaseHTTPRequestHandler
 from pathlib import Path
@@ -142,6 +142,8 @@ def test_your_own_chat_and_reader_serve_any_emulator_and_a_server_that_knows_no_
         assert all(math.isnan(step.log_prob) and not len(step.tokens) for step in episode.steps)
     assert [request["messages"] for request in served.requests] == [only_texts(Observation())] * len(served.requests)
     assert sum("return_token_ids" in request for request in served.requests) == 1, "asked once, and never again"
+    episode = fleet.submit(Task("fine"), act=replace(act, model="n")).result(60)
+    assert isinstance(episode, Episode) and episode.ticket.policy_version == 1 and served.requests[-1]["model"] == "n"
 
 
 @pytest.mark.parametrize(
@@ -198,11 +200,7 @@ def test_a_missing_key_and_another_kind_of_act_are_refused_when_they_are_named(f
         fleet.submit(Task("fine"), act=Endpoint(url, "m", read=int, key_variable="NO_SUCH_KEY"))
     with pytest.raises(SettingsError, match=r"agent=endpoint is made for screenshots"):
         fleet.submit(Task("fine"), act=Endpoint(url, "m"))
-
-    def act(observations: Sequence[Observation]) -> list[int]:
-        return [1 for _ in observations]
-
-    assert isinstance(fleet.submit(Task("fine"), act=act).result(60), Episode)
+    assert isinstance(fleet.submit(Task("fine"), act=lambda seen: [1] * len(seen)).result(60), Episode)
     with pytest.raises(SettingsError, match="something else acts for this fleet"):
         fleet.submit(Task("fine"), act=Endpoint(url, "m", read=int))
 

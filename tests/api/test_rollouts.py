@@ -14,6 +14,7 @@ import threading
 import time
 from collections import Counter as Tally
 from collections.abc import Iterator, Sequence
+from functools import partial
 from pathlib import Path
 from statistics import fmean
 from typing import Any
@@ -42,10 +43,6 @@ DIES = Task("bad", params={"at": "reset", "suffers": "die"})
 
 def always_one(observations: Sequence[Observation]) -> list[int]:
     return [1 for _ in observations]
-
-
-def never_fits(observations: Sequence[Observation]) -> list[int]:
-    return [7 for _ in observations]
 
 
 @pytest.fixture
@@ -79,9 +76,11 @@ def test_a_rollout_is_a_future_that_can_be_awaited_and_a_function_acts(fleet: Fl
 def test_a_loss_says_what_it_was_lost_to_and_is_no_episode(fleet: Fleet) -> None:
     emulator = fleet.submit(DIES, act=always_one, key="dies").result(60)
     assert isinstance(emulator, Lost) and emulator.kind == "environment" and "reset" in emulator.reason
-    agent = fleet.submit(FINE, act=never_fits).result(60)
+    agent = fleet.submit(FINE, act=lambda seen: [7] * len(seen)).result(60)
     assert isinstance(agent, Lost) and agent.kind == "agent" and "neither 0 nor 1" in agent.reason
-    assert landed(fleet.submit(FINE, act=always_one)).reward == 3.0
+    fits = landed(fleet.submit(FINE, act=always_one))
+    assert (fits.reward, fits.ticket.policy_version) == (3.0, 2), "each function that acts is a version"
+    assert landed(fleet.submit(FINE, act=always_one)).ticket.policy_version == 2
     assert isinstance(again := fleet.submit(DIES, key="dies").result(60), Lost), "what was lost runs again"
     assert again.kind == "environment"
 
@@ -169,8 +168,7 @@ def test_a_key_that_cannot_be_kept_is_refused(fleet: Fleet, key: Any) -> None:
         fleet.submit(FINE, act=always_one, group=key)
 
 
-def coin() -> Coin:
-    return Coin(Counter.spec)
+coin = partial(Coin, Counter.spec)
 
 
 def test_a_fleet_that_opens_its_folder_again_goes_on_with_the_version_and_the_keys(
@@ -178,9 +176,7 @@ def test_a_fleet_that_opens_its_folder_again_goes_on_with_the_version_and_the_ke
 ) -> None:
     monkeypatch.chdir(ROOT / "tests")
 
-    def again() -> Fleet:
-        return Fleet.inline(bsize=1, emulator=COUNTER, save_path=str(tmp_path / "kept"))
-
+    again = partial(Fleet.inline, bsize=1, emulator=COUNTER, save_path=str(tmp_path / "kept"))
     with again() as fleet:
         assert fleet.landed("a") is None
         assert fleet.update(Policy(coin, seed=1), version=5) == 5
