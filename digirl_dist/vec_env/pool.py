@@ -66,7 +66,7 @@ class Pool(Generic[M]):
     """Environments of several members. One that is lost leaves the pool."""
 
     def __init__(self, members: Sequence[M], limit_s: float) -> None:
-        """``limit_s``: for the answers to one request."""
+        """``limit_s``: for each environment that a member is asked, which it does one after the other."""
         self.members = list(members)
         self._limit_s = limit_s
 
@@ -88,7 +88,7 @@ class Pool(Generic[M]):
                 sent.append((member, share))
             except (ClusterError, WorkerError) as error:
                 self._lose(member, error, answers)
-        deadline = time.monotonic() + (limit_s or self._limit_s)
+        deadline = time.monotonic() + (limit_s or self._limit_s) * max((len(share) for _, share in sent), default=0)
         for member, share in sent:
             try:
                 found = member.answer(max(0.0, deadline - time.monotonic()))

@@ -79,6 +79,7 @@ class ProcessHere:
         self._answer = encode(self._host.answer(request, msgspec.msgpack.decode(asked, ext_hook=from_array)))
 
     def answer(self, limit_s: float) -> bytes:
+        self.limit_s = limit_s
         return self._answer
 
     def close(self) -> None:
@@ -321,10 +322,10 @@ def test_an_observation_that_cannot_travel_is_told_of_its_environment_alone() ->
             return object() if self._seed else np.zeros(2)
 
     with VecEnv(VecEnvConfig(Odd, 2, episodes([(5, "", -1)] * 2))) as env:
-        env._pool = Pool([ProcessHere(VecEnvConfig(Odd, 2, []), 0)], 9.0)  # type: ignore[assignment]
+        env._pool = Pool([process := ProcessHere(VecEnvConfig(Odd, 2, []), 0)], 9.0)  # type: ignore[assignment]
         with pytest.raises(EpisodeFailedError, match="environment 1 .* its observation: object cannot travel"):
             env.reset()
-        assert [one is None for one in env.get_observations()] == [False, True]
+        assert ([one is None for one in env.get_observations()], process.limit_s > 9.0) == ([False, True], True)
 
 
 @pytest.mark.nightly
