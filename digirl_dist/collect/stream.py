@@ -111,13 +111,21 @@ class Stream:
         self._resume()
 
     def _resume(self) -> None:
-        """Takes up what an earlier process was asked for: it is durable, so somebody will come for it."""
-        rollouts = [
-            Rollout(ticket, name, self.withdraw, math.inf)
+        """Takes up what an earlier process was asked for: it is durable, so somebody will come for it.
+
+        Where a judge decides, all that landed and is in no file gets its verdict.
+        """
+        rollouts = {
+            key: Rollout(episode.ticket, None, self.withdraw, math.inf)
+            for number in (self._pages if self._is_judged else ())
+            for key, episode in self._store.landed(Round(number)).items()
+        }
+        rollouts |= {
+            ticket.key: Rollout(ticket, name, self.withdraw, math.inf)
             for name, ticket in self._log.tickets().items()
             if not self._store.has(ticket.round) and not self._found(ticket)
-        ]
-        self._take(rollouts)  # of those that landed, the verdict was not delivered
+        }
+        self._take([*rollouts.values()])
 
     def ask(self, requests: Sequence[Request], as_page: bool = False) -> list[Rollout]:
         """Returns a rollout for each; those with a key are durable then. ``as_page``: they have a file of their own.
@@ -173,7 +181,7 @@ class Stream:
 
     def over(self, key: Key, outcome: Trajectory | Lost | DigirlDistError) -> None:
         ended = Lost("infrastructure", str(outcome)) if isinstance(outcome, DigirlDistError) else outcome
-        self._deliver(key, ended, asked_again=False)
+        self._deliver(key, ended, asked_again=isinstance(outcome, DigirlDistError))
 
     def broke(self, kind: LossKind, error: BaseException) -> None:
         """Those with a key can be asked for again, also in another process. What has landed becomes files."""
@@ -289,13 +297,15 @@ class Stream:
         with self._lock:
             over = self._over_pages - {self._page}
             self._over_pages -= over
-            pages = {number: self._pages.pop(number) for number in sorted(over)}
-        for number, page in pages.items():
-            if not page.stays_open:
-                self._write(number, page.delivered)
+        for number in sorted(over):
+            if not self._pages[number].stays_open:
+                self._write(number, self._pages[number].delivered)
 
     def _write(self, number: int, delivered: Mapping[Key, Trajectory]) -> None:
-        """An earlier process may have delivered some of the page."""
+        """An earlier process may have delivered some of the page; what lacks its verdict waits for the next one."""
         episodes = {**self._store.landed(Round(number)), **delivered}
-        self._store.append(CollectionResult(number, [episodes[key] for key in sorted(episodes)]))
-        self._pool.leases.close(Round(min([*self._pages, self._page])))
+        if not self._is_judged or len(episodes) == len(delivered):
+            self._store.append(CollectionResult(number, [episodes[key] for key in sorted(episodes)]))
+            del self._pages[number]
+            running = (number for number, page in self._pages.copy().items() if page.waiting)
+            self._pool.leases.close(Round(min([*running, self._page])))

@@ -228,8 +228,7 @@ def test_keys_have_a_limit_that_says_what_to_do(tmp_path: Path, monkeypatch: pyt
         kept.write({"d": 4})
     kept.write({"a": 5, "b": None})
     kept.write({"d": 4})
-    values: dict[str, Any] = json_lines.DurableMap(tmp_path / "kept.jsonl").values
-    assert values == {"c": 3, "a": 5, "d": 4}
+    assert json_lines.DurableMap(tmp_path / "kept.jsonl").values == {"c": 3, "a": 5, "d": 4}
 
 
 def test_a_verdict_that_had_yet_to_be_delivered_is_asked_for_again(tmp_path: Path) -> None:
@@ -249,6 +248,27 @@ def test_a_verdict_that_had_yet_to_be_delivered_is_asked_for_again(tmp_path: Pat
     found = again.result(0)
     assert isinstance(found, Trajectory) and not found.success
     assert ground.stream.landed_as("k") is found
+
+
+def test_what_lacks_its_verdict_is_in_no_file_and_the_next_process_has_it_judged(tmp_path: Path) -> None:
+    """Files had the emulator's word for it, beside verdicts."""
+    judged = {0}
+    ground = Ground(
+        tmp_path,
+        SimpleNamespace(
+            consider=lambda episode, tell: tell(
+                with_verdict(episode, 0) if episode.ticket.index in judged else CollectionError("the judge is away")
+            )
+        ),
+    )
+    asked = ground.stream.ask([Request(TASK, 1, key) for key in ("good", "bad", None)], as_page=True)
+    assert len(ground.land()) == 3 and [isinstance(one.result(0), Lost) for one in asked] == [False, True, True]
+    assert not ground.pool.store.has(Round(0)) and set(ground.stream.asked) == {"good", "bad"}
+    assert ground.ask("good")[0].result(0) is asked[0].result(0)
+    ground.stream.acknowledge(["good"])
+    judged |= {1, 2}
+    ground.open(first_page=1)
+    assert ground.land() == [] and [one.success for one in ground.pool.store.read(0)] == [False] * 3
 
 
 def test_a_round_and_rollouts_on_one_pool_each_get_their_own(ground: Ground) -> None:
