@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from bisect import bisect_left
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
@@ -93,9 +94,7 @@ class Source:
         algorithm = self.config.get("algorithm")
         named = algorithm.get(str(self.config.get("train_algorithm"))) if isinstance(algorithm, Mapping) else None
         groups = {"agent": self.config.get("agent"), "emulator": self.config.get("emulator"), "algorithm": named}
-        told = {key: self.config.get(key) for key in _TOLD} | {
-            key: _without_paths(each) for key, each in groups.items()
-        }
+        told = _without_paths({key: self.config.get(key) for key in _TOLD} | groups)
         hidden: dict[str, Json] = without_secrets_in(told)
         return hidden
 
@@ -116,5 +115,5 @@ def _without_paths(value: Json) -> Json:
     if isinstance(value, list):
         return [_without_paths(each) for each in value]
     if isinstance(value, str) and (value.startswith(("/", "~", ".")) or "://" in value or "@" in value):
-        return value.rstrip("/").rsplit("/", 1)[-1].rsplit("@", 1)[-1]
+        return re.sub(r"(?s)^.*://[^/]*|[^/]*@[^/]*$", "", value.rstrip("/")).rsplit("/", 1)[-1]
     return value

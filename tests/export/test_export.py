@@ -34,7 +34,11 @@ from digirl_dist.types import Json
 SECRET = "hf_" + "a" * 30
 CONFIG = {
     "agent": {"name": "device", "model": "/home/ann/models/mine", "kwargs": {"files": ["/home/ann/words.txt"]}},
-    "emulator": {"name": "phone"},
+    "emulator": {
+        "name": "phone",
+        "kwargs": {"at": ["http://secret-host:8000", "https://secret-host", "ann@secret-host"]},
+    },
+    "task_set": "/home/ann/tasks.txt",
     "train_algorithm": "filtered_bc",
     "algorithm": {"filtered_bc": {"discount": 0.7}, "grpo": {"clip_high": 5}},
     "seed": 3,
