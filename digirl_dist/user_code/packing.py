@@ -63,7 +63,9 @@ def pack(thing: Any) -> bytes:
         finally:
             for module in modules.values():
                 cloudpickle.unregister_pickle_by_value(module)
-    sources = neighbours_of(module for name, module in modules.items() if name in Pickler.used)
+    sources = neighbours_of(
+        module for name, module in {**modules, "__main__": sys.modules["__main__"]}.items() if name in Pickler.used
+    )
     return pickle.dumps(_Bundle(sources, packed.getvalue())) if sources else packed.getvalue()
 
 

@@ -39,6 +39,7 @@ TRAVELLING = {
     "lazy": "def play():\n    from helper import GAIN\n    return GAIN",
     "lazy_package": "def play():\n    import tools.deep\n    return tools.deep.GAIN",
     "lazy_chain": "def play():\n    import chain\n    return chain.GAIN",
+    "in_the_script": "def play():\n    import helper\n    return helper.GAIN\nplay.__module__ = '__main__'",
     "relative": "def play():\n    from tools import relative\n    return relative.GAIN",
 }
 NEIGHBOURS = {
@@ -78,14 +79,16 @@ def test_module_state_that_cannot_travel_is_named_with_its_file_and_a_remedy(nam
 
 @pytest.mark.component
 @pytest.mark.parametrize("name", TRAVELLING)
-def test_module_state_that_can_travel_does(name: str, here: Path, tmp_path: Path) -> None:
+def test_module_state_that_can_travel_does(
+    name: str, here: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """In a process that has none of the files."""
     worker = tmp_path / "worker"
     worker.mkdir()
+    monkeypatch.setattr("__main__.__file__", str(here / f"travels_{name}.py"), raising=False)
     (worker / "packed").write_bytes(pack(loaded(here, f"travels_{name}", TRAVELLING[name])))
-    script = "from digirl_dist.user_code.packing import unpack_file; print(unpack_file('packed')())"
     there = subprocess.run(
-        [sys.executable, "-c", script],
+        [sys.executable, "-c", "from digirl_dist.user_code.packing import unpack_file; print(unpack_file('packed')())"],
         cwd=worker,
         env=environment(),
         capture_output=True,
