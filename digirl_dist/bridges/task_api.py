@@ -42,17 +42,19 @@ class TaskApi:
     def begin(self, data: Mapping[str, Any]) -> dict[str, Any]:
         """Returns what the emulator's reset is asked, for a reset of a client's.
 
-        It names a task by ``split`` and ``index``, or by ``task_id``; without either, its seed chooses one.
+        It names a task by ``split`` and ``index``, or by ``task_id``, of any split unless it names one too; without
+        either, its seed chooses one.
         """
         seed, split = data["seed"], data.get("split", self.list_splits()[0])
         if isinstance(seed, bool) or not isinstance(seed, int) or not 0 <= seed <= _MOST_SEED:
             raise ValueError(f"seed={seed!r:.80} is no whole number from 0 to {_MOST_SEED}")
-        index = data.get("index", seed % self.num_tasks(split))
+        index = data.get("index", seed % max(1, self.num_tasks(split)))
         if (wanted := data.get("task_id")) is not None:
-            places = [place for place, task in enumerate(self._of(split)) if task.id == wanted]
+            splits = {split: self._of(split)} if "split" in data else self._splits
+            places = [(name, place) for name in splits for place, task in enumerate(splits[name]) if task.id == wanted]
             if not places:
-                raise ValueError(f"split {split!r} has no task {wanted!r:.80}; list_tasks({split!r}) has all")
-            index = places[0]
+                raise ValueError(f"split {' or '.join(splits)} has no task {wanted!r:.80}; list_tasks has those of one")
+            split, index = places[0]
         return {"seed": seed, "task": asdict(self._task(split, index))}
 
     def _of(self, split: str) -> Sequence[Task]:

@@ -247,6 +247,8 @@ def test_browsergyms_tasks_are_openenv_environments_too_and_outlive_their_worker
         ({"index": 10**6}, "has tasks 0 to"),
         ({"split": "night"}, "there is no split 'night'; there are train, test"),
         ({"task_id": "nothing"}, "has no task 'nothing'"),
+        ({"task_id": "c", "split": "train"}, "split train has no task 'c'"),
+        ({"split": "empty"}, "has tasks 0 to"),
         ({"seed": "x"}, "is no whole number"),
         ({"seed": -1}, "is no whole number"),
         ({"seed": 2**40}, "is no whole number"),
@@ -254,13 +256,14 @@ def test_browsergyms_tasks_are_openenv_environments_too_and_outlive_their_worker
 )
 @pytest.mark.unit
 def test_a_reset_that_names_no_task_is_refused_in_one_line(reset: dict[str, Any], told: str) -> None:
-    tasks = TaskApi({"train": [Task("a"), Task("b")], "test": [Task("c")]})
+    tasks = TaskApi({"train": [Task("a"), Task("b")], "test": [Task("c")], "empty": []})
     with pytest.raises(ValueError, match=told) as refused:
         tasks.begin({"seed": 1, **reset})
     assert "\n" not in str(refused.value)
-    assert (
-        tasks.begin({"seed": 3})["task"]["id"] == "b" and tasks.begin({"seed": 0, "task_id": "b"})["task"]["id"] == "b"
-    )
+    assert [
+        tasks.begin(each)["task"]["id"]
+        for each in ({"seed": 3}, {"seed": 0, "task_id": "b"}, {"seed": 0, "task_id": "c"})
+    ] == ["b", "b", "c"]
 
 
 OPENENVS_CLIENT = """
