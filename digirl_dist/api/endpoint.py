@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
@@ -91,9 +93,15 @@ class Endpoint:
             from digirl_dist.chat.client import url_of
         sampling = {**dict.fromkeys(_SAMPLING), **settings.request}
         tokens = bool(sampling.pop("logprobs", None))
-        same: dict[str, Any] = {name: getattr(settings, name) for name in _SAME}
-        same["coordinates"] = settings.coordinates.value
-        return cls(url_of(settings), sampling=sampling, seeded=settings.seed, tokens=tokens, **same)
+        same: dict[str, Any] = {name: getattr(settings, name) for name in _SAME if name != "coordinates"}
+        return cls(
+            url_of(settings),
+            sampling=sampling,
+            seeded=settings.seed,
+            tokens=tokens,
+            coordinates=settings.coordinates.value,
+            **same,
+        )
 
     @property
     def settings(self) -> EndpointSettings:
@@ -107,6 +115,11 @@ class Endpoint:
                 **{name: getattr(self, name) for name in _SAME},
             },
         )
+
+
+def _read(read: Callable[[str], Any], text: str) -> Json:
+    """Returns the action of an answer as every link and file has it: numbers of NumPy and torch as plain ones."""
+    return json.loads(json.dumps(read(text), allow_nan=False, default=lambda number: number.tolist()))
 
 
 class Endpoints(ActsAlone):
@@ -126,7 +139,12 @@ class Endpoints(ActsAlone):
         if newest == self.endpoint:
             return
         build: Any = newest.settings.build(None)  # type: ignore[arg-type] # which looks at no emulator
-        made = build(messages=newest.messages, read=newest.read, tokens=newest.tokens, called=_CALLED)
+        made = build(
+            messages=newest.messages,
+            read=newest.read and partial(_read, newest.read),
+            tokens=newest.tokens,
+            called=_CALLED,
+        )
         made.away = lambda outage: self.away(outage)
         made.connect()
         self.newest, self.endpoint = made, newest

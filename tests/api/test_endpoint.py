@@ -14,6 +14,7 @@ from http.server import BaseHTTPRequestHandler
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from chat_server import Answer, answers_with, endpoint, fails, sends
 from chat_server import Endpoint as Served
@@ -142,7 +143,7 @@ def test_your_own_chat_and_reader_serve_any_emulator_and_a_server_that_knows_no_
         assert all(math.isnan(step.log_prob) and not len(step.tokens) for step in episode.steps)
     assert [request["messages"] for request in served.requests] == [only_texts(Observation())] * len(served.requests)
     assert sum("return_token_ids" in request for request in served.requests) == 1, "asked once, and never again"
-    episode = fleet.submit(Task("fine"), act=replace(act, model="n")).result(60)
+    episode = fleet.submit(Task("fine"), act=replace(act, model="n", read=np.int64)).result(60)
     assert isinstance(episode, Episode) and episode.ticket.policy_version == 1 and served.requests[-1]["model"] == "n"
 
 
