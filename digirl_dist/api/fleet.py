@@ -452,7 +452,10 @@ class Fleet(Closeable):
             if _class_of((self._sent or [policy])[0].agent) is not _class_of(policy.agent):
                 raise SettingsError("something else acts for this fleet; open a second Fleet for this")
             if newest is not None and _shapes(newest.tensors) != _shapes(weights):
-                raise SettingsError("this fleet runs another agent; open a second Fleet for this policy")
+                raise SettingsError(
+                    f"this fleet runs another agent, whose weights are in {self._folder}; open a Fleet with another "
+                    "save_path for this policy"
+                )
             if newest is not None and self._is_the_same(policy, newest, weights) and wanted in (None, newest.iteration):
                 self._sent = policy, newest
                 return newest

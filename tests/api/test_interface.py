@@ -451,7 +451,7 @@ def test_a_policy_that_has_learned_since_is_another_one_to_a_fleet(folder: Path,
         assert torch.equal(learned.state()["_saliency"], policy.agent.state_dict()["_saliency"])
         assert Policy.load(learned).settings == policy.settings, "it tells its agent"
         settings, spec = agent_settings_of(learned)
-        with pytest.raises(SettingsError, match="this fleet runs another agent"):
+        with pytest.raises(SettingsError, match="this fleet runs another agent.*/own; open a Fleet with another"):
             fleet._checkpoint(Policy(replace(settings, width=16).build(spec)))  # type: ignore[call-arg]
         Store(fleet._folder / "trajectories").append(CollectionResult(0, [episode(0, 0, True)]))
     (tmp_path / "own" / "config.yaml").write_text(configuration.to_yaml(fleet._settings))
