@@ -89,9 +89,9 @@ class VecEnv(Closeable):
         """Begins the next episodes in these environments (None: in all), in the given order.
 
         Returns observations, None where no episode was left, and infos, which tell the episode by its number in
-        ``episode_index`` and by its ``task_config``. Raises TypeError and ValueError before it resets anything, and
-        ProcessLostError and EpisodeFailedError after the other environments have begun; ``get_observations`` then has
-        theirs.
+        ``episode_index`` and by its ``task_config``. Raises TypeError and ValueError before it resets anything
+        (where options cannot travel, the episodes that ran there have ended), and ProcessLostError and
+        EpisodeFailedError after the other environments have begun; ``get_observations`` then has theirs.
         """
         self._check_open()
         envs = list(range(self._count)) if env_ids is None else self._checked(env_ids)
