@@ -87,7 +87,9 @@ def written(value: Any) -> str:
             return quoted(value)
         case _ if callable(value):
             return f"'{value.__module__}:{value.__qualname__}'"
-    return f"'{value}'"
+        case _ if hasattr(value, "tolist"):  # of NumPy or torch
+            return written(value.tolist())
+    return quoted(str(value))
 
 
 def _key(key: Any) -> str:
