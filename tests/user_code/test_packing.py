@@ -99,6 +99,13 @@ def test_module_state_that_can_travel_does(
     assert (there.stdout.strip() in ("1", "1.0"), there.stderr) == (True, "")
 
 
+def test_what_is_written_in_a_notebook_travels(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its module is no file."""
+    monkeypatch.delattr("__main__.__file__", raising=False)
+    play = loaded(here, "typed", "def play():\n    import helper\n    return 7\nplay.__module__ = '__main__'")
+    assert b"play" in pack(play)
+
+
 def test_what_two_threads_pack_at_once_travels(here: Path) -> None:
     began, other, packed = threading.Event(), threading.Event(), list[bytes]()
 
