@@ -8,6 +8,7 @@ import sys
 import threading
 import zipfile
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -85,7 +86,7 @@ def test_module_state_that_can_travel_does(
     """In a process that has none of the files."""
     worker = tmp_path / "worker"
     worker.mkdir()
-    monkeypatch.setattr("__main__.__file__", str(here / f"travels_{name}.py"), raising=False)
+    monkeypatch.setitem(sys.modules, "__main__", SimpleNamespace(__file__=here / f"travels_{name}.py"))
     (worker / "packed").write_bytes(pack(loaded(here, f"travels_{name}", TRAVELLING[name])))
     there = subprocess.run(
         [sys.executable, "-c", "from digirl_dist.user_code.packing import unpack_file; print(unpack_file('packed')())"],
