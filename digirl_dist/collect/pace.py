@@ -10,6 +10,8 @@ from digirl_dist.tasks import Ticket
 from digirl_dist.types import Json
 
 _WEIGHT = 0.1
+_SHORTEST_S, _LONGEST_S = 1e-6, 1e9
+"""No episode is shorter or longer; what a worker claims beyond counts as unknown."""
 _OVERDUE = 1.1
 """An episode is overdue when it takes so many times as long as usual: all vary a little."""
 
@@ -23,7 +25,7 @@ class Pace:
 
     def ended(self, worker: str, seconds: float) -> None:
         """Notes the length of an episode; values that are none are ignored."""
-        if 0 <= seconds < float("inf"):
+        if _SHORTEST_S <= seconds <= _LONGEST_S:
             before = self._means.get(worker)
             mean = seconds if before is None else before + _WEIGHT * (seconds - before)
             self._means[worker] = mean
@@ -56,6 +58,8 @@ _SLOW = 1.5
 _MOST_TASKS = 10_000
 _FURTHEST = math.log(100.0)
 """A single episode says no more than this, whatever its worker claims."""
+_MOST = math.log(_LONGEST_S)
+"""Nor do all together, so that no exponential overflows or is 0."""
 
 
 class Lengths:
@@ -79,7 +83,7 @@ class Lengths:
 
     def ended(self, worker: str, task: str, seconds: float) -> None:
         """Notes the length of an episode; values that are none are ignored."""
-        if not 0 < seconds < math.inf:
+        if not _SHORTEST_S <= seconds <= _LONGEST_S:
             return
         self._counts[worker] += 1
         usual, length = self._workers.get(worker), self._tasks.pop(task, None)
@@ -88,8 +92,9 @@ class Lengths:
         off = math.log(seconds) - usual - (length or 0.0)
         off = max(-_FURTHEST, min(off, _FURTHEST))
         weight = max(_WEIGHT, 1 / self._counts[worker])
-        self._workers[worker] = usual + weight * off
-        self._tasks[task] = (length or 0.0) + (1 - weight) * off * (1.0 if length is None else _TASK_WEIGHT)
+        length = (length or 0.0) + (1 - weight) * off * (1.0 if length is None else _TASK_WEIGHT)
+        self._workers[worker] = max(-_MOST, min(usual + weight * off, _MOST))
+        self._tasks[task] = max(-_MOST, min(length, _MOST))
         if len(self._tasks) > _MOST_TASKS:
             del self._tasks[next(iter(self._tasks))]
 

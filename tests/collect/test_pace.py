@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from digirl_dist.collect.leases import Leases
@@ -24,7 +24,8 @@ def test_a_worker_without_episodes_counts_as_average() -> None:
 
 
 def test_what_a_worker_says_of_its_seconds_is_not_trusted_blindly() -> None:
-    assert pace(a=float("nan"), b=-1.0, c=float("inf")).of("a") is None
+    assert pace(a=float("nan"), b=-1.0, c=float("inf"), d=0.0, e=5e-324, f=1e308).of("a") is None
+    assert pace(liar=0.0, honest=1.0).gain("liar", 2.0, "honest") > 0, "what it holds is doubled nevertheless"
 
 
 def test_only_workers_much_slower_than_the_fastest_are_to_begin_nothing_near_the_end() -> None:
@@ -38,12 +39,16 @@ def test_only_workers_much_slower_than_the_fastest_are_to_begin_nothing_near_the
     assert lengths.seconds("slow", "t") == pytest.approx(8.0) and lengths.seconds("new", "t") is None
 
 
-@given(st.dictionaries(st.sampled_from("abcd"), st.floats(0.01, 1e4), min_size=1), st.integers(1, 500))
-def test_somebody_may_always_take_a_ticket(seconds: dict[str, float], queued: int) -> None:
+@given(st.lists(st.tuples(*map(st.sampled_from, ("abcd", "tu")), st.floats(0)), min_size=1), st.integers(1, 500))
+@example([*[("a", "t", 1.0), ("a", "u", 9.0)] * 5, ("b", "u", 5e-324)], 1)
+@example([("a", "t", 1e-6), ("a", "u", 9.0), ("b", "t", 1e308)], 1)
+@example([(f"{n}", "t", seconds) for n in range(60) for seconds in (1e-6, *[1e9] * 30)], 1)
+def test_somebody_may_always_take_a_ticket(claims: list[tuple[str, str, float]], queued: int) -> None:
     lengths = Lengths()
-    for worker, each in seconds.items():
-        lengths.ended(worker, "t", each)
-    assert len(lengths.slow(dict.fromkeys("abcd", 2), queued)) < len(seconds)
+    for claim in claims:
+        lengths.ended(*claim)
+    workers = {worker for worker, _, _ in claims}
+    assert set(lengths.slow(dict.fromkeys([*workers, "new"], 2), queued * lengths.of("t"))) < workers
 
 
 def test_a_ticket_that_would_end_too_late_is_left_to_others() -> None:
