@@ -231,9 +231,9 @@ def _result(worker: str, reference: Any, limit_s: float) -> Any:
     """Returns what a call of the actor gave. Raises FileRefusedError for its OSError, LinkLostError when it is gone."""
     try:
         return ray.get(reference, timeout=limit_s)
+    except GetTimeoutError as error:  # an OSError, too
+        raise LinkLostError(worker, f"its actor did not answer within {limit_s:.0f} s") from error
     except OSError as error:
         raise FileRefusedError(worker, str(error)) from error
-    except GetTimeoutError as error:
-        raise LinkLostError(worker, f"its actor did not answer within {limit_s:.0f} s") from error
     except RayError as error:
         raise LinkLostError(worker, f"its actor is gone: {str(error).splitlines()[0]}") from error

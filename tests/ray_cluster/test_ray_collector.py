@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import psutil
 import pytest
@@ -15,7 +16,7 @@ from run_files import events, metrics
 from user_classes import Coin, Counter
 
 from digirl_dist.cli.main import main
-from digirl_dist.errors import ClusterError, CollectionError
+from digirl_dist.errors import ClusterError, CollectionError, LinkLostError
 from digirl_dist.protocol.job_folder import JobFolder
 from digirl_dist.ray_cluster.connect import connect
 from digirl_dist.settings import RayCollectorSettings
@@ -54,6 +55,17 @@ def test_a_tensor_that_comes_while_others_are_let_go_stays(tmp_path: Path) -> No
         blobs.add(name, b"")
     blobs.keep(Wanted(["a", "comes"]), [])
     assert blobs.missing(["a", "b", "c", "comes"]) == ["b", "c"]
+
+
+@pytest.mark.unit
+def test_an_actor_that_does_not_answer_costs_the_connection_and_not_an_episode(monkeypatch: pytest.MonkeyPatch) -> None:
+    from ray.exceptions import GetTimeoutError
+
+    from digirl_dist.ray_cluster.connection import ObjectFiles, ObjectShelf
+
+    monkeypatch.setattr("ray.get", Mock(side_effect=GetTimeoutError("some object(s) not ready")))
+    with pytest.raises(LinkLostError, match="its actor did not answer within 1 s"):
+        list(ObjectFiles("ray-0", Mock(), "node", ObjectShelf(), 1.0).fetch({Path("landing"): Mock()}))
 
 
 @pytest.mark.nightly
