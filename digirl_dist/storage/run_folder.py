@@ -7,10 +7,11 @@ import platform
 import re
 import time
 import uuid
+from collections.abc import Iterator
 from contextlib import ExitStack, suppress
 from dataclasses import asdict, dataclass
 from io import FileIO
-from itertools import chain, count, islice
+from itertools import chain, count
 from pathlib import Path
 
 import msgspec
@@ -116,9 +117,9 @@ _MOST_FILES = 200_000
 FOLDERS = (
     *("checkpoints", "checkpoints/updates", "evaluation", "media", "trajectories", "trajectories/.closed"),
     *("trajectories/.landing", "trajectories/.landing/evaluate", "trajectories/.landing/measure"),
-    *("trajectories/.refused", "verdicts"),
+    *("trajectories/.refused", "verdicts", "adapters", "dry_run", "mlruns", "slurm", "tensorboard", "wandb"),
 )
-"""The folders of a run."""
+"""The folders of a run, those of loggers included."""
 
 
 def existing_run(folder: str | Path) -> Path:
@@ -158,7 +159,7 @@ def config_of(folder: Path) -> dict[str, Json]:
 
 
 def _refuse_links_out(run: Path) -> None:
-    """Raises RunFolderError for a folder of the run, or one in it, that is a link to somewhere else."""
+    """Raises RunFolderError for a folder of the run, or one anywhere in it, that is a link to somewhere else."""
     for folder in (run / name for name in FOLDERS):
         for path in (folder, *_links_in(folder)):
             if (target := regular_file.link_out(path)) is not None and path.is_dir():
@@ -168,15 +169,20 @@ def _refuse_links_out(run: Path) -> None:
                 )
 
 
-def _links_in(folder: Path) -> list[Path]:
-    try:
-        with os.scandir(folder) as entries:
-            found = list(islice(entries, _MOST_FILES + 1))
-    except (FileNotFoundError, NotADirectoryError):
-        return []
-    if len(found) > _MOST_FILES:
-        raise RunFolderError(f"{folder} holds more than {_MOST_FILES:,} files, which no run does: move some away")
-    return [folder / entry.name for entry in found if entry.is_symlink()]
+def _links_in(folder: Path) -> Iterator[Path]:
+    waiting, left = [folder], _MOST_FILES
+    while waiting:
+        with suppress(FileNotFoundError, NotADirectoryError), os.scandir(waiting.pop()) as entries:
+            for entry in entries:
+                left -= 1
+                if left < 0:
+                    raise RunFolderError(
+                        f"{folder} holds more than {_MOST_FILES:,} files, which no run does: move some away"
+                    )
+                if entry.is_symlink():
+                    yield Path(entry)
+                elif entry.is_dir():
+                    waiting.append(Path(entry))
 
 
 def runs_in(folder: Path) -> list[Path]:

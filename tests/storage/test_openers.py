@@ -101,6 +101,7 @@ def test_a_pipe_holes_and_300000_names_are_refused_at_once(tmp_path: Path) -> No
     [
         *("checkpoints", "evaluation/000001", "trajectories/.landing", "trajectories/.landing/000001"),
         *("trajectories/.landing/evaluate/000001", "trajectories/.landing/measure/000001-000000"),
+        *("tensorboard", "wandb", "mlruns/0/run/metrics", "dry_run/jobs/run-localhost-0/blobs", "slurm", "adapters"),
     ],
 )
 def test_a_folder_that_is_a_link_out_of_the_run_is_named(name: str, run: Path, victim: Path) -> None:
