@@ -157,6 +157,7 @@ class Dispatch:
     def _double(self, name: str, room: int, ranked: Sequence[deque[_Running]]) -> bool:
         """Leases up to ``room`` duplicates to ``name``, and takes their originals out of ``ranked``.
 
+        It gets none of what failed there: a worker that fails all at once would use up the attempts of the tickets.
         Returns False if nothing is left that would pay on a worker as fast as this one.
         """
         passed: list[list[_Running]] = [[] for _ in ranked]
@@ -164,7 +165,7 @@ class Dispatch:
             best: tuple[float, Key, str] = (0.0, Key(0, 0), "")
             chosen = None
             for one, own in zip(ranked, passed, strict=True):
-                while one and one[0][2] == name:
+                while one and (one[0][2] == name or self._leases.has_failed(name, one[0][1])):
                     own.append(one.popleft())
                 if one and (found := (self.pace.gain(one[0][2], one[0][3], name), *one[0][1:3])) > best:
                     best, chosen = found, one

@@ -208,6 +208,10 @@ class Leases:
             and len(self._failures.get(each[0], ())) < self.attempts
         ]
 
+    def has_failed(self, worker: str, key: Key) -> bool:
+        """Returns whether an episode of the ticket was lost on the worker."""
+        return any(failure.worker == worker for failure in self._failures.get(key, ()))
+
     def double(self, worker: str, key: Key) -> Ticket:
         """Leases to ``worker`` what another one runs already; the first that lands counts."""
         return self._grant(worker, [key])[0]

@@ -309,6 +309,16 @@ def test_a_worker_that_says_its_episodes_take_no_time_does_not_keep_tickets_from
     assert running == 2, "it was refused tickets for what the liar would soon have done"
 
 
+def test_a_worker_that_fails_duplicates_at_once_uses_up_one_attempt_of_each_ticket() -> None:
+    here, given, (leases, _, clock) = dispatch({"liar": 8, "a": 7}, set(), 7)
+    leases.take("a", 7, 0)
+    here.pace.ended("a", 1.0)
+    for clock.now in np.arange(2.0, 9.0):
+        here.hand_out(0)
+        assert not any(leases.fail("liar", ticket.key, "crashed", WORKERS) for ticket in given["liar"])
+    assert len(given["liar"]) == 7 == len(leases.undoubled(0)), "others may double what hangs"
+
+
 def test_events_of_a_worker_are_bounded_and_what_is_left_out_is_counted() -> None:
     told: list[Any] = []
     table, clock = fleet_of("a", "b", emit=lambda kind, **content: told.append((clock.now, kind, content)))
