@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from itertools import islice
 from pathlib import Path
 
 import digirl_dist
@@ -54,7 +55,10 @@ def _folder() -> Path:
 
 _STATES = ("ok", "would", "doing", "done", "failed")
 _MOST_STEPS = 20
-_LAST_LINES = 200
+_REPORTS = 3
+"""Lines of a step that are shown, at most."""
+_LAST_LINES, _LONGEST = 50, 4000
+"""Lines of a failure that are shown, and characters of a line."""
 _PACKAGE = "digirl_dist and what it depends on"
 
 
@@ -102,7 +106,7 @@ def _run(preparation: Preparation, script: str, connection: Connection, tell: Te
     try:
         channel.write(script.encode())
         channel.close_input()
-        for progress in _progress(channel, preparation.package.limit_s):
+        for progress in islice(_progress(channel, preparation.package.limit_s), _REPORTS * _MOST_STEPS):
             tell(progress)
             if progress.state == "failed":
                 raise _failure(channel, progress)
@@ -132,7 +136,7 @@ def _failure(channel: Channel, progress: SetupProgress) -> InstallError:
 def _line(channel: Channel, limit_s: float) -> str:
     """Returns the next line, or "" at the end of the output."""
     try:
-        return channel.readline(limit_s).decode(errors="replace").rstrip("\n")
+        return channel.readline(limit_s).decode(errors="replace")[:_LONGEST].rstrip("\n")
     except SilentError as error:
         raise InstallError(
             channel.worker,

@@ -5,9 +5,13 @@ from __future__ import annotations
 import os
 import subprocess
 from pathlib import Path
+from unittest.mock import MagicMock, Mock
 
 import pytest
 from sdkmanager_stand_in import SDK_TOOL
+
+from digirl_dist.doctor.setup import SetupProgress, _run
+from digirl_dist.errors import InstallError
 
 pytestmark = pytest.mark.component
 
@@ -35,6 +39,15 @@ def test_a_step_that_fails_shows_its_command_and_last_lines_and_ends_the_setup()
     lines = done.stdout.splitlines()
     assert done.returncode == 1 and lines[1] == "failed\tit\tsh -c seq 30; exit 3"
     assert lines[2:] == [str(number) for number in range(16, 31)]
+
+
+@pytest.mark.parametrize("state", ["failed", "doing"])
+def test_of_what_a_hostile_worker_prints_without_end_a_part_is_shown(state: str) -> None:
+    told: list[SetupProgress] = []
+    channel = Mock(readline=lambda _: f"{state}\tx\t{'e' * (1 << 20)}\n".encode())
+    with pytest.raises(InstallError) as error:
+        _run(MagicMock(**{"package.limit_s": 60.0}), "", Mock(open=lambda _: channel), told.append)
+    assert len(f"{told}{error.value}") < 500_000
 
 
 def test_a_step_that_does_not_help_is_told() -> None:
