@@ -7,7 +7,7 @@ from collections import Counter, OrderedDict
 from collections.abc import Collection, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from itertools import islice
+from itertools import chain, islice
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, Protocol
 
@@ -184,11 +184,12 @@ class Leases:
         return self._grant(worker, keys)
 
     def overdue(self) -> list[tuple[str, Key]]:
-        """Returns worker and key of each lease that has lasted too long."""
+        """Returns worker and key of each lease that has lasted too long, or whose episode has been on its way for so
+        long."""
         latest = self._clock() - self.lease_s
-        return [
-            (worker, key) for worker, held in self._running.items() for key, each in held.items() if each.since < latest
-        ]
+        running = ((worker, key, each.since) for worker, held in self._running.items() for key, each in held.items())
+        coming = ((worker, key, since) for worker, held in self._coming.items() for key, since in held.items())
+        return [*dict.fromkeys((worker, key) for worker, key, since in chain(running, coming) if since < latest)]
 
     def undoubled(self, version: int) -> list[tuple[Key, str, float]]:
         """Returns key, worker and seconds since the lease of each ticket of that version which exactly one runs.

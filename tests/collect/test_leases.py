@@ -225,6 +225,9 @@ def test_a_lease_is_overdue_after_its_time() -> None:
     leases.take("b", 1, version=3)
     now = 11.0
     assert leases.overdue() == [("a", Key(3, 0))]
+    assert leases.expect("a", Key(3, 0), 0) and not leases.overdue()
+    now = 22.0
+    assert leases.overdue() == [("b", Key(3, 1)), ("a", Key(3, 0))], "an episode may take as long to come"
 
 
 ACTIONS = st.tuples(
