@@ -461,16 +461,18 @@ _DECODER = msgspec.json.Decoder(_LINE)
 
 
 class LeaseLedger:
-    """Implements ``Ledger`` by a file with one line per lease."""
+    """Implements ``Ledger`` by a file with one line per lease.
+
+    One that cannot be read, or is too large, counts as lost: its episodes run again.
+    """
 
     def __init__(self, path: Path) -> None:
         self._path = path
 
     def known(self) -> Sequence[Grant]:
         try:
-            with regular_file.opened(self._path) as file:
-                lines = file.read().splitlines()
-        except FileNotFoundError:
+            lines = regular_file.content(self._path).splitlines()
+        except OSError:
             return []
         found = []
         for line in lines:

@@ -202,6 +202,8 @@ def test_a_restarted_host_knows_the_leases_of_its_predecessor(tmp_path: Path) ->
     after.land(first.key)
     after.close(Key(1, 0).round)
     assert {grant.key for grant in LeaseLedger(path).known()} == {second.key}
+    path.write_bytes(path.read_bytes() * 200_000)
+    assert not LeaseLedger(path).known(), "a stranger's file, which would take all memory"
 
 
 def test_an_episode_lasted_no_longer_than_its_lease() -> None:
