@@ -24,6 +24,7 @@ _LEAST_PUSH = 1 << 20
 _USUAL_SPREAD = 0.4
 _MOST = {"fail_rate": 1.0, "steps_spread": 10.0, "reset_spread": 10.0}
 """What these figures are below; all others are below 1e9."""
+_SLOWEST_MB_S = 1e-6
 
 
 @dataclass(frozen=True)
@@ -72,10 +73,10 @@ def stated(words: Sequence[str], measured: Figures | None = None) -> Figures:
             said[name] = float(value)
         except ValueError:
             said[name] = math.nan
-        most = _MOST.get(name, 1e9)
-        if not 0 <= said[name] < most or (name.endswith("mb_s") and not said[name]):
+        if not _fits(name, said[name]):
             raise SettingsError(
-                f"--figure {word}: must be a number of at least 0 and below {most:g}, and above 0 for a link"
+                f"--figure {word}: must be a number of at least 0 and below {_MOST.get(name, 1e9):g}, and of at least "
+                f"{_SLOWEST_MB_S:g} for a link"
             )
     if measured is not None:
         return _timed(replace(measured, **said))
@@ -85,6 +86,10 @@ def stated(words: Sequence[str], measured: Figures | None = None) -> Figures:
             "as --figure reset_s=2 --figure step_s=1 --figure steps=10"
         )
     return _timed(Figures(**said))
+
+
+def _fits(name: str, value: float) -> bool:
+    return (_SLOWEST_MB_S if name.endswith("mb_s") else 0) <= value < _MOST.get(name, 1e9)
 
 
 def _timed(figures: Figures) -> Figures:
@@ -115,8 +120,8 @@ def of_run(folder: Path) -> Figures:
     root = existing_run(folder)
     try:
         found = _of_lines(root)
-        if not all(math.isfinite(getattr(found, each.name)) for each in fields(found)):
-            raise ValueError("it has figures that are not finite")
+        if wrong := [each.name for each in fields(found) if not _fits(each.name, getattr(found, each.name))]:
+            raise ValueError(f"{wrong[0]} is out of range")
     except (ArithmeticError, AttributeError, KeyError, TypeError, ValueError) as error:
         raise RunFolderError(
             f"{root}/metrics.jsonl or events.jsonl is damaged ({type(error).__name__}: {str(error)[:100]}); restore it"

@@ -60,11 +60,21 @@ def test_figures_of_a_run_are_read_from_its_files_without_its_first_iteration(tm
     assert (found.push_mb, found.link_mb_s) == (8.0, 4.0)
     with pytest.raises(RunFolderError, match="elsewhere is no run folder"):
         of_run(tmp_path / "elsewhere")
-    for wrong in ('"slot_seconds": 3', '"slot_seconds": {"step": "x"}', '"pull_bytes": NaN', '"steps_mean": [1]'):
+    numbers = ('"slot_seconds": {"step": 80.0, "reset": -1.0}', '"episodes_retried": -1', '"pull_bytes": 1e300')
+    for wrong in (
+        '"slot_seconds": 3',
+        '"slot_seconds": {"step": "x"}',
+        '"pull_bytes": NaN',
+        '"steps_mean": [1]',
+        *numbers,
+    ):
         (tmp_path / "metrics.jsonl").write_text(line(0, 16.0)[:-1] + f", {wrong}}}\n")
         with pytest.raises(RunFolderError, match="is damaged"):
             of_run(tmp_path)
     (tmp_path / "metrics.jsonl").write_text(line(0, 16.0) + "\n")
+    (tmp_path / "events.jsonl").write_text(2 * (json.dumps({**pushed, "seconds": 1e308}) + "\n"))
+    with pytest.raises(RunFolderError, match="link_mb_s is out of range"):
+        of_run(tmp_path)
     (tmp_path / "trajectories").mkdir()
     (tmp_path / "trajectories" / "000000.parquet").write_bytes(b"PAR1")
     with pytest.raises(TrajectoryError, match="is not a trajectory file"):
@@ -78,7 +88,7 @@ def test_a_rehearsal_whose_rates_add_up_to_more_than_one_fails_always() -> None:
 @pytest.mark.parametrize(
     "word",
     [
-        *("step=1", "step_s=-1", "step_s=nan", "step_s=", "link_mb_s=0", "steps=inf"),
+        *("step=1", "step_s=-1", "step_s=nan", "step_s=", "link_mb_s=0", "host_mb_s=1e-9", "steps=inf"),
         *("fail_rate=1", "steps_spread=1000", "reset_spread=10"),
     ],
 )
