@@ -125,7 +125,7 @@ class _Attached:
         while True:
             while not self._closed.is_set() and (wait_s := self._worker.waits_s(self._runtime.now())):
                 self._runtime.wait(self._closed, wait_s)
-            self._hear(self._next_line())
+            self._hear()
 
     def dismiss(self, limit_s: float) -> None:
         """Stops a program to which nobody will come back, so that it ends its emulators now."""
@@ -149,9 +149,11 @@ class _Attached:
         self._closed.set()
         self._connection.close()
 
-    def _hear(self, line: bytes) -> None:
-        """Decodes the message and has the session act on it; the worker's ledger counts what that takes."""
+    def _hear(self) -> None:
+        """Reads a message and has the session act on it; the worker's ledger counts what that takes, with all that the
+        program printed meanwhile."""
         started = self._runtime.processor_s()
+        line = self._next_line()
         try:
             message = decode_worker_message(line)
         except ProtocolError as error:

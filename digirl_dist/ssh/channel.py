@@ -34,6 +34,11 @@ def in_short(command: str) -> str:
     return f"{first} …" if rest else first
 
 
+def last_lines(output: bytes) -> str:
+    """Returns the last lines of a command's output, for messages: at most 4,000 characters, whatever it printed."""
+    return "\n".join(output.decode(errors="replace").splitlines()[-20:])[-4000:]
+
+
 class Deadline:
     """The end of a wait, in monotonic seconds. It moves on by the time for which this process was held up itself."""
 
@@ -172,7 +177,7 @@ class Channel(ABC):
 
     def stderr_tail(self) -> str:
         """Returns the last lines that the command wrote to stderr."""
-        return "\n".join(self.stderr().decode(errors="replace").splitlines()[-20:])
+        return last_lines(self.stderr())
 
     def stderr(self) -> bytes:
         """Returns the command's stderr so far, at most its last MiB."""

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from digirl_dist.errors import LinkLostError, SilentError, WorkerError
-from digirl_dist.ssh.channel import Channel, Deadline, in_short
+from digirl_dist.ssh.channel import Channel, Deadline, in_short, last_lines
 from digirl_dist.types import Closeable
 
 FAST_CIPHERS = ("aes128-gcm@openssh.com", "aes256-gcm@openssh.com")
@@ -56,8 +56,7 @@ class Completed:
     @property
     def last_words(self) -> str:
         """The last lines of stderr, or of stdout if stderr is empty."""
-        text = (self.stderr.strip() or self.stdout.strip()).decode(errors="replace")
-        return "\n".join(text.splitlines()[-20:])
+        return last_lines(self.stderr.strip() or self.stdout.strip())
 
 
 class Connection(Closeable):

@@ -260,6 +260,14 @@ def test_a_worker_whose_messages_take_too_much_of_the_processor_waits_and_is_nam
         assert named.worker == "liar" and sum(one.read_lines for one in made) < 500
 
 
+@pytest.mark.component
+def test_what_a_worker_prints_beside_its_messages_counts_as_these_do(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is read and dropped, at up to half a core."""
+    monkeypatch.setattr(Talker, "read_lines", property(lambda _: sum(range(10**7)), lambda *_: None), raising=False)
+    with fleet(encode(messages.SlotChanged(0, "ready", "", 1))) as (here, _):
+        eventually(lambda: here.workers["liar"].ledger.debt_s(time.monotonic()) > 0, 20.0)
+
+
 def test_leases_and_time_entitle_to_seconds() -> None:
     ledger = Ledger()
     ledger.took(0, 3.0, 0.0)

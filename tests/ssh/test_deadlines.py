@@ -16,7 +16,7 @@ from digirl_dist.fleet.remote_python import RemotePython
 from digirl_dist.settings import SshSettings
 from digirl_dist.ssh.channel import Deadline
 from digirl_dist.ssh.connect import connect
-from digirl_dist.ssh.connection import Connection
+from digirl_dist.ssh.connection import Completed, Connection
 from digirl_dist.ssh.courier import CourierClient, Put
 from digirl_dist.storage.digest import digest
 
@@ -101,6 +101,7 @@ def test_a_flood_on_stderr_is_kept_in_part_and_holds_nobody_up(link: Connection)
     channel = link.open(FLOODS_STDERR)
     within(lambda: channel.readline(1.0), LinkLostError, "was silent")
     assert 0 < len(channel.stderr()) <= 1 << 20
+    assert 0 < len(channel.stderr_tail()) <= 4000 == len(Completed(0, b"", bytes(1 << 20)).last_words)
     channel.close()
 
 
