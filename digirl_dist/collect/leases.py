@@ -471,7 +471,7 @@ class LeaseLedger:
 
     def known(self) -> Sequence[Grant]:
         try:
-            lines = regular_file.content(self._path).splitlines()
+            lines = regular_file.content(self._path, 1 << 26).splitlines()
         except OSError:
             return []
         found = []
