@@ -183,6 +183,23 @@ def _refuse_learning(settings: Settings) -> None:
             f"agent={name} acts and cannot be trained: measure it with task_mode=evaluate (--config-name eval), "
             "or collect with task_mode=collect and train another agent on that, with offline.data; or use agent=vlm"
         )
+    for key, first, lacks in (
+        (
+            "offline.iterations",
+            settings.offline.iterations * (settings.train_mode is TrainMode.offline_to_online),
+            "collected; use train_mode=offline",
+        ),
+        (
+            "algorithm.digirl.warmup_iterations",
+            getattr(algorithm_plugin(settings), "warmup_iterations", 0),
+            "taught to the policy; lower that",
+        ),
+    ):
+        if 0 < settings.train_iterations <= first and not only_measures(settings):
+            raise SettingsError(
+                f"train_iterations={settings.train_iterations} ends with the first {key}={first}, before anything is "
+                f"{lacks}, or raise train_iterations"
+            )
     asks_here = settings.dry_run or settings.parallel is not Parallel.host or settings.inference is Inference.host
     if agent.chat and asks_here:
         _refuse_keyless(f"agent={name}", agent.chat, "agent", "endpoint")

@@ -24,6 +24,7 @@ from digirl_dist.settings import (
     AlgorithmSettings,
     CustomAgentSettings,
     CustomEmulatorSettings,
+    DigirlSettings,
     EvaluationSettings,
     InProcessSettings,
     JudgeSettings,
@@ -117,7 +118,7 @@ def test_offline_nothing_is_collected_and_no_worker_is_needed(collected: Path, t
 @pytest.mark.parametrize("mode", [TrainMode.offline, TrainMode.offline_to_online])
 def test_what_was_learned_offline_is_measured_on_emulators(collected: Path, tmp_path: Path, mode: TrainMode) -> None:
     offline = {"train_mode": mode, "offline": OfflineSettings([str(collected / "trajectories")], iterations=1)}
-    run(settings(tmp_path, train_iterations=1, **offline))
+    run(settings(tmp_path, train_iterations=1, **{**offline, "train_mode": TrainMode.offline}))
     run(settings(tmp_path, task_mode=TaskMode.evaluate, **offline))
     (line,) = lines(tmp_path / "evaluation.jsonl")
     assert (line["checkpoint"], line["episodes"]) == (1, 8)
@@ -129,7 +130,7 @@ def test_offline_to_online_collects_from_then_on_and_can_be_continued(
 ) -> None:
     offline = OfflineSettings([str(collected / "trajectories")], iterations=2)
     both = {"train_mode": TrainMode.offline_to_online, "offline": offline, "train_algorithm": algorithm}
-    run(settings(tmp_path, train_iterations=1, **both))
+    run(settings(tmp_path, train_iterations=1, **{**both, "train_mode": TrainMode.offline}))
     run(settings(tmp_path, **both))
     assert [line["episodes"] for line in metrics(tmp_path)] == [0, 0, 8, 8]
     assert sorted(path.name for path in (tmp_path / "trajectories").glob("[0-9]*")) == [
@@ -279,6 +280,14 @@ def test_grpo_and_evaluations_run_on_workers_over_ssh(tmp_path: Path) -> None:
         ),
         ({"train_algorithm": "grpo", "rollout_size": 10}, "no multiple of algorithm.grpo.group_size=8"),
         ({"rollout_size": 12, "trainer": InProcessSettings(replay_size=8)}, "learned from the others; raise that"),
+        (
+            {"train_mode": TrainMode.offline_to_online, "offline": OfflineSettings(["."], iterations=4)},
+            "train_iterations=4 ends with the first offline.iterations=4, before anything is collected",
+        ),
+        (
+            {"train_algorithm": "digirl", "algorithm": AlgorithmSettings(digirl=DigirlSettings(warmup_iterations=5))},
+            "first algorithm.digirl.warmup_iterations=5, before anything is taught to the policy; lower that, or raise",
+        ),
         ({"start_from": "/nowhere/at/all"}, "start_from=/nowhere/at/all is no checkpoint"),
     ],
 )
