@@ -9,14 +9,14 @@ from typing import Any
 import msgspec
 
 from digirl_dist.agent.plugins import AgentPlugin
-from digirl_dist.emulator import Actions, BoxActions, DeviceActions, DiscreteActions, EmulatorSpec, ProductActions
+from digirl_dist.emulator import BoxActions, DeviceActions, DiscreteActions, EmulatorSpec, ProductActions
 from digirl_dist.errors import CheckpointError, SettingsError, UntrustedError
 from digirl_dist.settings import Settings, conversion
 from digirl_dist.settings.plugins import AGENT
 from digirl_dist.settings.ranges import Few
 from digirl_dist.settings.run_source import refuse_references, refuse_untrusted
 from digirl_dist.storage.checkpoint import Checkpoint
-from digirl_dist.types import Json, Natural
+from digirl_dist.types import Json
 
 _ACTIONS = {"device": DeviceActions, "discrete": DiscreteActions, "box": BoxActions, "product": ProductActions}
 
@@ -41,8 +41,7 @@ def agent_settings_of(checkpoint: Checkpoint, trust: bool = False) -> tuple[Agen
     try:
         about, shapes = checkpoint.policy["agent"], checkpoint.policy["emulator"]
         size = msgspec.convert(shapes["image_size"], tuple[Few, Few] | None)
-        vector_size = msgspec.convert(shapes["vector_size"], Natural)
-        spec = EmulatorSpec(_read(shapes["actions"]), vector_size, size, shapes["labels"])
+        spec = EmulatorSpec(_read(shapes["actions"]), shapes["vector_size"], size, shapes["labels"])
         default = AGENT.settings(about["name"])()
         refuse_references(about, path)
         settings = conversion.merged(default, about, str(path))
@@ -59,28 +58,21 @@ def agent_settings_of(checkpoint: Checkpoint, trust: bool = False) -> tuple[Agen
     return settings, spec
 
 
-def _described(actions: Actions) -> dict[str, Json]:
-    kind = next(name for name, cls in _ACTIONS.items() if isinstance(actions, cls))
-    return {"kind": kind, **{name: _plain(value) for name, value in vars(actions).items()}}
-
-
-def _plain(value: Any) -> Json:
+def _described(value: Any) -> Json:
     """Strict JSON knows no infinite numbers."""
     if isinstance(value, tuple):
-        return [_plain(each) for each in value]
-    if isinstance(value, DiscreteActions | BoxActions):
-        return _described(value)
+        return [_described(each) for each in value]
+    if kind := next((name for name, cls in _ACTIONS.items() if isinstance(value, cls)), None):
+        return {"kind": kind, **{name: _described(each) for name, each in vars(value).items()}}
     return str(value) if isinstance(value, float) and not math.isfinite(value) else value
 
 
-def _read(described: Mapping[str, Json]) -> Actions:
-    values = {name: value for name, value in described.items() if name != "kind"}
-    match described["kind"]:
-        case "box":
-            return BoxActions(*msgspec.convert([values["low"], values["high"]], list[tuple[float, ...]], strict=False))
-        case "product":
-            parts = [_read(part) for part in values["parts"]]
-            return ProductActions(tuple(part for part in parts if isinstance(part, DiscreteActions | BoxActions)))
-        case "discrete":
-            return DiscreteActions(msgspec.convert(values["n"], Natural))
-    return DeviceActions(**{name: msgspec.convert(value, tuple[str, ...]) for name, value in values.items()})
+def _read(described: Mapping[str, Json]) -> Any:
+    """Returns the actions that ``_described`` was told."""
+    return _ACTIONS[described["kind"]](
+        **{
+            name: [*map(_read, value)] if name == "parts" else value
+            for name, value in described.items()
+            if name != "kind"
+        }
+    )

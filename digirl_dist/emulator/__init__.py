@@ -4,14 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Annotated, Any, Protocol
+
+import msgspec
+import numpy as np
 
 from digirl_dist.emulator.episode_limits import LARGEST_NUMBER
 from digirl_dist.emulator.touch_actions import DeviceAction
-from digirl_dist.errors import ActionError
+from digirl_dist.errors import ActionError, SettingsError
 from digirl_dist.tasks import Task
 from digirl_dist.trajectory import Observation, Transition
-from digirl_dist.types import Json
+from digirl_dist.types import Json, Natural
 
 
 class Emulator(Protocol):
@@ -68,8 +71,41 @@ class LabelledEmulator(Emulator, Protocol):
         """Returns what is on the screen that the latest observation shows."""
 
 
+class _Described:
+    """A part of the description of an emulator."""
+
+    def __post_init__(self) -> None:
+        """Turns lists and what is numpy's into tuples and plain numbers. Raises SettingsError naming a wrong field."""
+        for name, given in vars(self).items():
+            try:
+                plain = msgspec.convert(np.asarray(given).tolist(), _KINDS[name], strict=False)
+            except (ValueError, msgspec.ValidationError) as error:
+                raise SettingsError(f"{type(self).__name__}.{name} cannot be {given!r:.100}: {error}") from error
+            object.__setattr__(self, name, plain)
+
+
+class _Part(_Described):
+    """A part of ``ProductActions``."""
+
+
+_Positive = Annotated[int, msgspec.Meta(ge=1, le=2**53)]
+_KINDS: dict[str, Any] = {
+    "useful": tuple[str, ...],
+    "n": _Positive,
+    "low": tuple[float, ...],
+    "high": tuple[float, ...],
+    "parts": tuple[_Part, ...],
+    "actions": _Described,
+    "vector_size": Natural,
+    "image_size": tuple[int, int] | None,
+    "labels": bool,
+    "steady": bool,
+    "longest": _Positive | None,
+}
+
+
 @dataclass(frozen=True)
-class DeviceActions:
+class DeviceActions(_Described):
     """Touch-screen actions, see ``emulator/touch_actions.py``."""
 
     useful: tuple[str, ...] = ("tap", "type", "enter", "back", "home", "done", "swipe")
@@ -81,7 +117,7 @@ class DeviceActions:
 
 
 @dataclass(frozen=True)
-class DiscreteActions:
+class DiscreteActions(_Part):
     """An action is an int in [0, n)."""
 
     n: int
@@ -93,11 +129,17 @@ class DiscreteActions:
 
 
 @dataclass(frozen=True)
-class BoxActions:
+class BoxActions(_Part):
     """An action is a list of floats, one per bound; the emulator clips them to the bounds."""
 
     low: tuple[float, ...]
     high: tuple[float, ...]
+
+    def __post_init__(self) -> None:
+        """Raises SettingsError also for bounds that are none."""
+        super().__post_init__()
+        if len(self.low) != len(self.high) or any(low > high for low, high in zip(self.low, self.high, strict=False)):
+            raise SettingsError(f"{self!r:.200} must have a high for each low, and none below it")
 
     def check(self, action: Json) -> None:
         """Raises ActionError for an action outside the space."""
@@ -113,7 +155,7 @@ def _is_number(value: Json) -> bool:
 
 
 @dataclass(frozen=True)
-class ProductActions:
+class ProductActions(_Described):
     """An action is a list with one action for each part, in order."""
 
     parts: tuple[DiscreteActions | BoxActions, ...]
@@ -130,7 +172,7 @@ Actions = DeviceActions | DiscreteActions | BoxActions | ProductActions
 
 
 @dataclass(frozen=True)
-class EmulatorSpec:
+class EmulatorSpec(_Described):
     """What an agent must know to fit an emulator.
 
     ``vector_size`` is the length of ``Observation.vector`` (0: none); ``image_size`` is (height, width) of the

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
-from typing import Any
+from typing import Any, ClassVar
 
 import gymnasium
+import numpy as np
 import pytest
 from user_classes import Counter
 
+from digirl_dist.emulator import BoxActions, DiscreteActions, EmulatorSpec, ProductActions
 from digirl_dist.emulator.plugins.custom import CustomEmulatorSettings
 from digirl_dist.emulator.plugins.gymnasium import GymnasiumSettings
 from digirl_dist.errors import SettingsError
@@ -76,3 +79,39 @@ def test_a_spec_that_promises_labels_needs_the_method() -> None:
 
     with pytest.raises(SettingsError, match=r"Nameless: its spec has labels=True, and it lacks labels\(\)"):
         custom(Nameless).build()
+
+
+@pytest.mark.parametrize(
+    ("described", "said"),
+    [
+        (lambda: DiscreteActions(0), r"DiscreteActions.n cannot be 0: Expected `int` >= 1"),
+        (lambda: BoxActions(0.0, 1.0), r"BoxActions.low cannot be 0.0: Expected `array`"),  # type: ignore[arg-type]
+        (lambda: BoxActions((0.0, 0.0), (1.0,)), "must have a high for each low"),
+        (lambda: BoxActions((1.0,), (0.0,)), "none below it"),
+        (lambda: ProductActions((ProductActions(()),)), r"ProductActions.parts cannot be"),  # type: ignore[arg-type]
+        (lambda: EmulatorSpec(2), r"EmulatorSpec.actions cannot be 2"),  # type: ignore[arg-type]
+        (lambda: replace(Counter.spec, image_size=(16, 16, 3)), r"image_size cannot be .* of length 2"),  # type: ignore[arg-type]
+        (lambda: replace(Counter.spec, longest=0), r"EmulatorSpec.longest cannot be 0"),
+    ],
+)
+def test_a_description_that_is_none_is_refused_where_it_is_made(described: Callable[[], Any], said: str) -> None:
+    with pytest.raises(SettingsError, match=said):
+        described()
+
+
+def test_numbers_and_arrays_of_numpy_and_lists_describe_an_emulator() -> None:
+    n: Any = np.int64(2)
+    box: Any = BoxActions(np.zeros(1, np.float32), [1])  # type: ignore[arg-type]
+    parts: Any = [DiscreteActions(n), box]
+    spec = EmulatorSpec(ProductActions(parts), n, image_size=[n, 3])  # type: ignore[arg-type]
+    assert repr(spec) == repr(
+        EmulatorSpec(ProductActions((DiscreteActions(2), BoxActions((0.0,), (1.0,)))), 2, image_size=(2, 3))
+    )
+
+
+def test_needs_that_are_none_are_refused() -> None:
+    class Greedy(Counter):
+        needs: ClassVar[Any] = {"memory_mib": 3}
+
+    with pytest.raises(SettingsError, match="Greedy: its needs are .* and no digirl_dist.capacity.Needs"):
+        custom(Greedy).build()

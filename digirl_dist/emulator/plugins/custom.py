@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
-from digirl_dist.capacity import TYPICAL
+from digirl_dist.capacity import TYPICAL, Needs
 from digirl_dist.emulator import EmulatorSpec, OwnEmulator
 from digirl_dist.emulator.plugins import Device, EmulatorPlugin
 from digirl_dist.errors import SettingsError
@@ -42,9 +42,11 @@ class CustomEmulatorSettings(EmulatorPlugin):
             wrong += [f"its spec is {spec!r:.100} and no EmulatorSpec"] if spec is not None else []
         elif spec.labels and not hasattr(kind, "labels"):
             wrong.append("its spec has labels=True, and it lacks labels() -> Sequence[Label]")
+        needs = getattr(kind, "needs", TYPICAL)
+        wrong += [] if isinstance(needs, Needs) else [f"its needs are {needs!r:.100} and no digirl_dist.capacity.Needs"]
         if wrong:
             raise SettingsError(f"{named}: {'; '.join(wrong)}")
-        return Device(partial(kind, **self.kwargs), kind.spec, needs=getattr(kind, "needs", TYPICAL))
+        return Device(partial(kind, **self.kwargs), kind.spec, needs=needs)
 
     def tasks(self, task_set: str, split: str) -> Sequence[Task]:
         with blaming(f"{self.entry_point}.tasks", SettingsError):
