@@ -137,8 +137,11 @@ def _named(settings: Any, prefix: str) -> Iterator[tuple[str, Any]]:
 def _is_a_name(key: str, value: Any) -> bool:
     if isinstance(value, Enum):
         return key == "success" and value.name == "judge"  # asks a server, with the person's key
-    if value is None or isinstance(value, bool | int | float) or any(is_below(key, one) for one in _HARMLESS):
+    if not value or isinstance(value, int | float) or any(is_below(key, one) for one in _HARMLESS):
         return False
     if key == "task_set":
         return PurePath(value).suffix in _LISTS_OF_TASKS
-    return not (key == "emulator.id" and ":" not in value)  # `module:Env-v0` imports the module
+    return ":" in value or key not in (
+        "emulator.id",
+        "algorithm.digirl.advantage",
+    )  # `module:Env-v0` imports the module

@@ -220,6 +220,7 @@ def test_per_worker_overrides_are_checked() -> None:
 
 
 def test_a_run_is_read_without_trust_although_it_has_words_of_its_own(tmp_path: Path) -> None:
-    (tmp_path / "config.yaml").write_text(configuration.to_yaml(load("media=failures")))
+    words = ("media=failures", "loggers=[]", "train_algorithm=digirl", "algorithm.digirl.advantage=code")
+    (tmp_path / "config.yaml").write_text(configuration.to_yaml(load(*words)))
     settings = RunSource(str(tmp_path)).load()
     assert settings.media == "failures"
