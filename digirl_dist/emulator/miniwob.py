@@ -246,7 +246,9 @@ def _page(name: str, pages: Sequence[str]) -> str:
     bare = name.removeprefix("miniwob/").removesuffix("-v1")
     if bare in pages:
         return bare
-    raise SettingsError(f"{name!r} is not a MiniWoB++ page{near_it(bare, pages)}; 'all' stands for all {len(pages)}")
+    raise SettingsError(
+        f"{name!r} is not a MiniWoB++ page{near_it(bare, pages)}; 'all' alone stands for all {len(pages)}"
+    )
 
 
 def html_folder() -> Path:

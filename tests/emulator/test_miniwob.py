@@ -10,6 +10,7 @@ import sys
 import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import psutil
@@ -21,9 +22,10 @@ from process_watch import command_line, eventually
 from digirl_dist.agent.device.touch import Choice, TouchGrid
 from digirl_dist.emulator import chromium
 from digirl_dist.emulator.miniwob import HEIGHT, WIDTH, MiniwobEmulator, miniwob_tasks
+from digirl_dist.emulator.plugins.androidworld import AndroidWorldSettings
 from digirl_dist.emulator.touch_actions import DeviceAction
 from digirl_dist.errors import EmulatorError, SettingsError
-from digirl_dist.settings import MiniwobSettings
+from digirl_dist.settings import MiniwobSettings, conversion
 from digirl_dist.tasks import Task
 from digirl_dist.trajectory import Observation, Transition
 from digirl_dist.types import Json
@@ -344,6 +346,15 @@ def test_all_means_every_page_that_the_package_registers() -> None:
 def test_an_unknown_page_is_refused_with_the_nearest() -> None:
     with pytest.raises(SettingsError, match="'click-tset-2'.*click-test-2"):
         miniwob_tasks("click-tset-2")
+
+
+@pytest.mark.unit
+@pytest.mark.parametrize("settings", [MiniwobSettings(), AndroidWorldSettings(avd="any")])
+@pytest.mark.parametrize("task", [None, True, {"a": 1}])
+def test_a_task_that_is_no_text_is_refused_with_its_key(settings: MiniwobSettings, task: Any) -> None:
+    with pytest.raises(SettingsError, match="task must be a text or a list"):
+        conversion.merged(settings, {"task": task}, "here")
+    assert conversion.merged(settings, {"task": [5]}, "here").task == ["5"]
 
 
 @pytest.mark.unit

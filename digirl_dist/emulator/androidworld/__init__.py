@@ -65,7 +65,9 @@ def known(name: str, there: Suite) -> str:
     if name in there:
         return name
     hint = near_it(name, there)
-    raise SettingsError(f"{name!r} is no task of this suite of AndroidWorld's{hint}; 'all' stands for all {len(there)}")
+    raise SettingsError(
+        f"{name!r} is no task of this suite of AndroidWorld's{hint}; 'all' alone stands for all {len(there)}"
+    )
 
 
 def instance(name: str, there: Suite, seed: int) -> Any:

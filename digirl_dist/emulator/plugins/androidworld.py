@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any, ClassVar
+from typing import ClassVar
 
 from digirl_dist.emulator.plugins import Device
 from digirl_dist.emulator.plugins.android import AndroidSettings
@@ -24,7 +24,7 @@ class AndroidWorldSettings(AndroidSettings):
     name: str = "androidworld"
     family: str = "android_world"
     """The suite: android_world (116 tasks) and its parts android and information_retrieval, miniwob, miniwob_subset."""
-    task: Any = "all"
+    task: str | list[str] = "all"
     """A task by name (ClockTimerEntry), several as a list or with commas between them, or ``all`` of the suite."""
 
     def build(self) -> Device:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, ClassVar
+from typing import ClassVar
 
 from digirl_dist.capacity import Needs
 from digirl_dist.emulator.plugins import Device, EmulatorPlugin
@@ -20,7 +20,7 @@ class MiniwobSettings(EmulatorPlugin):
 
     browser: ClassVar[bool] = True
     name: str = "miniwob"
-    task: Any = "click-test-2"
+    task: str | list[str] = "click-test-2"
     """A page by name, several pages as a list or separated by commas, or ``all``."""
     focus_ring: FewOrNone = expert(4)
     """Width in pixels of a ring around the focused element, which shows an agent where it clicked last; 0: the page's
