@@ -46,7 +46,7 @@ class Senses:
         """Raises SettingsError naming the environment and the key of a space that is not supported."""
         self._environment = environment
         self._is_nested = isinstance(space, spaces.Dict | spaces.Tuple)
-        found = dict(self._chosen(space, observe)) if self._is_nested else {_WHOLE: space}
+        found = dict(self._chosen(space, observe))
         self._images = {key: part for key, part in found.items() if _is_image(part)}
         self._texts = [key for key, part in found.items() if _is_text(key, part)]
         self._rest = {key: part for key, part in found.items() if key not in self._images and key not in self._texts}
@@ -72,15 +72,17 @@ class Senses:
         return Observation(text, image, self._vector(raw)), (0, 0) if pixels is None else pixels.shape[:2]
 
     def _chosen(self, space: Any, observe: Sequence[str]) -> Iterator[tuple[Key, spaces.Space[Any]]]:
+        entries = space.spaces if isinstance(space, spaces.Dict) else {}
+        if unknown := [name for name in observe if name not in entries]:
+            raise SettingsError(
+                f"emulator.observe: no entry {unknown[0]!r}; "
+                + (f"there are {', '.join(entries)}" if entries else "this environment's has none: leave it out")
+            )
         if not isinstance(space, spaces.Dict):
-            yield from leaves(space, ())
-            return
-        unknown = [name for name in observe if name not in space.spaces]
-        if unknown:
-            raise SettingsError(f"emulator.observe: no entry {unknown[0]!r}; there are {', '.join(space.spaces)}")
-        for name in space.spaces:  # in the order of spaces.flatten
+            yield from leaves(space, () if self._is_nested else _WHOLE)
+        for name in entries:  # in the order of spaces.flatten
             if not observe or name in observe:
-                yield from leaves(space.spaces[name], (name,))
+                yield from leaves(entries[name], (name,))
 
     def _part(self, raw: Any, key: Key) -> Any:
         try:

@@ -656,6 +656,14 @@ def test_a_vector_has_the_order_of_gymnasiums_flatten(observe: list[str]) -> Non
     assert found is not None and [1, 2, 1, 0, 0, 1] == list(found) == list(spaces.flatten(space, seen))  # type: ignore[arg-type]
 
 
+@pytest.mark.parametrize(
+    "space", [spaces.Box(-9, 9, (1,), np.float32), spaces.Tuple([spaces.Box(-9, 9, (1,), np.float32)])]
+)
+def test_entries_of_an_observation_that_has_none_are_refused(space: spaces.Space[Any]) -> None:
+    with pytest.raises(SettingsError, match=r"emulator\.observe: no entry 'typo'; this environment's has none"):
+        GymnasiumEmulator(lambda: recorder(space, seen=np.zeros(1)), observe=["typo"])
+
+
 # --- success ---------------------------------------------------------------------------------------------------------
 
 
