@@ -247,7 +247,7 @@ def _serve(requests: Pipe, factory_path: str) -> None:
     except SettingsError as error:
         requests.send(("fatal", str(error), 0.0))
         return
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         requests.send((*_failed_start(error), 0.0))
         return
     requests.send(("ready", None, 0.0))

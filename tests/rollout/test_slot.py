@@ -488,6 +488,13 @@ def _is_misconfigured() -> Any:
     raise SettingsError("chromium is missing")
 
 
+def test_a_program_that_ends_itself_in_its_start_is_told_with_its_line(tmp_path: Path) -> None:
+    slot = make(tmp_path, sys.exit)
+    slot.start()
+    with pytest.raises(EmulatorError, match=r"SystemExit: .*\(at "):
+        ask(slot)
+
+
 def _never_starts() -> Any:
     time.sleep(3600)
 
