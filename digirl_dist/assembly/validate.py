@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from enum import Enum
+from pathlib import Path
 
 from digirl_dist.agent.plugins.custom import CustomAgentSettings
 from digirl_dist.agent.plugins.vlm import VlmSettings
@@ -217,6 +218,8 @@ def _refuse_modes(settings: Settings) -> None:
             )
         from digirl_dist.storage.datasets import refuse_unreadable
 
+        if len({Path(each).expanduser().resolve() for each in settings.offline.data}) < len(settings.offline.data):
+            raise SettingsError(f"offline.data={settings.offline.data} names a place twice: name it once")
         refuse_unreadable(settings.offline.data)
     size = algorithm.episodes_per_start
     if settings.rollout_size % size and settings.task_mode is not TaskMode.evaluate:  # which has no groups

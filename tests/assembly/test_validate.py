@@ -288,6 +288,10 @@ def test_grpo_and_evaluations_run_on_workers_over_ssh(tmp_path: Path) -> None:
             {"train_algorithm": "digirl", "algorithm": AlgorithmSettings(digirl=DigirlSettings(warmup_iterations=5))},
             "first algorithm.digirl.warmup_iterations=5, before anything is taught to the policy; lower that, or raise",
         ),
+        (
+            {"train_mode": TrainMode.offline, "offline": OfflineSettings([".", f"../{Path.cwd().name}"])},
+            "offline.data=.* names a place twice: name it once",
+        ),
         ({"start_from": "/nowhere/at/all"}, "start_from=/nowhere/at/all is no checkpoint"),
     ],
 )
