@@ -20,6 +20,8 @@ _GIVEN = {
     "algorithm.entry_point": "the agent, peers=…, seed=… and algorithm.kwargs",
     "emulator.entry_point": "emulator.kwargs",
     "predicate": "a Trajectory",
+    "algorithm.hindsight.achieved": "a Trajectory",
+    "algorithm.digirl.advantage": "rewards and values",
 }
 
 

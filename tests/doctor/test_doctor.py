@@ -170,6 +170,8 @@ def test_the_doctor_counts_the_gpus_of_the_training_processes(monkeypatch: pytes
         (["trainer.device=cuda:7"], "cuda:7"),
         (["task_mode=evaluate", "agent=endpoint", "agent.model=m", "agent.key_variable=NO_SUCH_KEY"], "needs a key"),
         (["algorithm.hindsight.achieved=nowhere:mine"], "module 'nowhere' cannot be imported"),
+        (["algorithm.hindsight.achieved=os:getcwd"], "is called with a Trajectory, and cannot be"),
+        (["train_algorithm=digirl", "algorithm.digirl.advantage=os:getcwd"], "is called with rewards and values, and"),
         (['task_set="tasks_{split}.txt"', "evaluation.every=2"], "tasks_test.txt cannot be read"),
     ],
 )

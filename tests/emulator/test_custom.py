@@ -15,6 +15,7 @@ from digirl_dist.emulator import BoxActions, DiscreteActions, EmulatorSpec, Prod
 from digirl_dist.emulator.plugins.custom import CustomEmulatorSettings
 from digirl_dist.emulator.plugins.gymnasium import GymnasiumSettings
 from digirl_dist.errors import SettingsError
+from digirl_dist.tasks import Task
 
 
 def custom(kind: type) -> CustomEmulatorSettings:
@@ -41,6 +42,15 @@ def test_tasks_that_raise_are_told_with_their_line() -> None:
 
     with pytest.raises(SettingsError, match=r"Broken.tasks: KeyError: 'default' \(at .*test_custom.py:\d+ in tasks\)"):
         custom(Broken).tasks("default", "train")
+
+
+def test_tasks_that_cannot_be_asked_for_on_the_class_are_refused() -> None:
+    class Bound(Counter):
+        def tasks(self, task_set: str, split: str) -> Any:  # type: ignore[override]
+            return [Task("light")]
+
+    with pytest.raises(SettingsError, match=r"Bound.tasks is called on the class with .*, and cannot be: missing"):
+        custom(Bound).tasks("default", "train")
 
 
 def test_a_class_without_a_method_is_refused() -> None:

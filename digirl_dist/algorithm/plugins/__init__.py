@@ -75,7 +75,7 @@ def experience_of(context: LearningContext) -> Experience:
     from digirl_dist.algorithm.hindsight import Experience, Hindsight
 
     settings, name = context.experience, context.experience.hindsight.achieved
-    achieved = None if name is None else load_entry_point(name, "algorithm.hindsight.achieved")
+    achieved = None if name is None else load_callable(name, "algorithm.hindsight.achieved", [None], {})
     hindsight = Hindsight(tuple(context.tasks), settings.hindsight.most, achieved)
     return Experience(hindsight, settings.erase_loops, settings.unsolved, context.tells_success)
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from digirl_dist.algorithm.options import DigirlOptions
 from digirl_dist.algorithm.plugins import AlgorithmPlugin, LearningContext, experience_of
-from digirl_dist.user_code.entry_point import load_entry_point
+from digirl_dist.user_code.entry_point import load_callable
 
 if TYPE_CHECKING:
     from digirl_dist.algorithm import AlgorithmFactory
@@ -33,4 +33,4 @@ class DigirlSettings(DigirlOptions, AlgorithmPlugin):
                 return paper_rule(self.lam, horizon)
             case "code":
                 return released_rule(self.discount)
-        return own_rule(load_entry_point(self.advantage, "algorithm.digirl.advantage"))
+        return own_rule(load_callable(self.advantage, "algorithm.digirl.advantage", [None, None], {}))

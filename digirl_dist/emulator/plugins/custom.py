@@ -14,7 +14,7 @@ from digirl_dist.errors import SettingsError
 from digirl_dist.settings.expert import MISSING
 from digirl_dist.tasks import Task
 from digirl_dist.user_code.blame import blaming
-from digirl_dist.user_code.entry_point import derives_from, lacking, load_callable, load_entry_point
+from digirl_dist.user_code.entry_point import derives_from, lacking, load_callable, load_entry_point, refuse_uncallable
 
 _MEMBERS = ("spec", "tasks", "reset", "step", "close")
 
@@ -49,8 +49,14 @@ class CustomEmulatorSettings(EmulatorPlugin):
         return Device(partial(kind, **self.kwargs), kind.spec, needs=needs)
 
     def tasks(self, task_set: str, split: str) -> Sequence[Task]:
+        kind = load_entry_point(self.entry_point, "emulator.entry_point")
+        refuse_uncallable(
+            f"{self.entry_point}.tasks is called on the class with task_set and split, and cannot be",
+            kind.tasks,
+            [task_set, split],
+        )
         with blaming(f"{self.entry_point}.tasks", SettingsError):
-            found: Sequence[Task] = load_entry_point(self.entry_point, "emulator.entry_point").tasks(task_set, split)
+            found: Sequence[Task] = kind.tasks(task_set, split)
         if not isinstance(found, Sequence) or not found or not all(isinstance(each, Task) for each in found):
             raise SettingsError(
                 f"{self.entry_point}.tasks({task_set!r}, {split!r}) returned {found!r:.100}, not a list of Task"
