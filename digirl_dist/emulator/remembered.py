@@ -7,6 +7,7 @@ import math
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from numbers import Real
 from typing import Any, NamedTuple, TypeVar
 
 from digirl_dist.emulator import EmulatorFactory, Label
@@ -108,8 +109,15 @@ def _label(value: Sequence[Json]) -> Label:
 
 
 def _checked(label: Any) -> Label:
-    if not isinstance(label, Label) or not all(map(math.isfinite, _box(label))):
-        raise EmulatorError(f"labels() returned {label!r:.200}, not a digirl_dist.emulator.Label with a finite box")
+    if not (
+        isinstance(label, Label)
+        and isinstance(label.name, str)
+        and isinstance(label.role, str)
+        and all(isinstance(each, Real) and math.isfinite(each) for each in _box(label))
+    ):
+        raise EmulatorError(
+            f"labels() returned {label!r:.200}, not a digirl_dist.emulator.Label with texts and a finite box"
+        )
     if len(label.name) <= _LONGEST_NAME:
         return label
     return replace(label, name=f"{label.name[: _LONGEST_NAME - _LONGEST_END]} … {label.name[-_LONGEST_END:]}")

@@ -690,6 +690,15 @@ def test_an_environment_that_names_its_successes_has_no_others() -> None:
     assert emulator.step(0).success is False
 
 
+@pytest.mark.parametrize("others", [None, True, np.zeros(3)])
+def test_an_info_whose_achieved_is_no_list_reports_no_goals(others: Any) -> None:
+    env = recorder()
+    env.info = {"achieved": others}
+    emulator = GymnasiumEmulator(lambda: env)
+    emulator.reset(TASK, seed=0)
+    assert emulator.step(0).achieved == ()
+
+
 def test_a_success_that_is_said_once_holds_until_the_episode_ends_or_another_word() -> None:
     env = recorder()
     emulator = GymnasiumEmulator(lambda: env, touch=lambda action, size: 0)

@@ -228,3 +228,11 @@ def test_the_device_agent_chooses_how_much_is_told() -> None:
     assert isinstance(remembering, RememberedEmulator) and remembering._most == 3
     without_memory = DeviceAgentSettings(memory=0).wrapped(lambda: Named(OK))()
     assert without_memory.reset(TASK, 0).text == told(TASK.instruction, labels=[OK])
+
+
+@pytest.mark.parametrize("wrong", [{"name": None}, {"role": None}, {"left": "0.1"}, {"top": float("nan")}])
+def test_a_label_of_other_kinds_is_told_with_its_method(wrong: dict[str, Any]) -> None:
+    with pytest.raises(
+        EmulatorError, match=r"labels\(\) returned Label.*, not a digirl_dist.emulator.Label with texts"
+    ):
+        prompted(lambda: Named(replace(OK, **wrong)), labels=True).reset(TASK, 0)
