@@ -69,6 +69,9 @@ _RULES = (
     _Rule("algorithm.digirl.lam", "algorithm.digirl.advantage", ("paper",)),
     _Rule("algorithm.digirl.discount", "algorithm.digirl.advantage", ("code",)),
     _Rule("emulator.endless_updates", "emulator.updates"),
+    _Rule("emulator.success_reward", "success", ("environment",)),
+    _Rule("emulator.adb_server", "emulator.serials"),
+    *(_Rule(f"emulator.{key}", "emulator.avd") for key in ("snapshot", "boots_at_once", "emulator_args")),
 )
 
 

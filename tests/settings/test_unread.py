@@ -50,6 +50,18 @@ CONTRADICTIONS = [
         "ahead is not read with train_mode=offline: add train_mode=onl",
     ),
     (
+        ["emulator=android", "emulator.avd=a", "emulator.adb_server=h:1"],
+        "emulator.adb_server is not read with emulator.serials=[]: set emulator.serials",
+    ),
+    (
+        ["emulator=android", "emulator.serials=[a]", "emulator.boots_at_once=3"],
+        "emulator.boots_at_once is not read with emulator.avd=null: set emulator.avd",
+    ),
+    (
+        ["emulator=gymnasium", "emulator.success_reward=3", "success=predicate", "predicate=a:b"],
+        "emulator.success_reward is not read with success=predicate: add success=environment",
+    ),
+    (
         ["train_algorithm=digirl", "algorithm.digirl.discount=0.1"],
         "discount is not read with algorithm.digirl.advantage=pap",
     ),
