@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, is_dataclass
 from functools import cache
 from pathlib import Path
 from typing import Any, get_origin
@@ -136,13 +136,19 @@ def _names(folder: Path) -> list[str]:
 
 
 def _refuse_shapes(file: Path) -> None:
-    """Raises SettingsError for what Hydra refuses in words of its own: text that is no YAML, a list, no list."""
+    """Raises SettingsError for what Hydra refuses in words of its own: text that is no YAML, a list or a mapping in
+    place of the other."""
     content = read_yaml(file, named=True) if file.exists() else {}
     if not isinstance(content, dict | None):
         raise SettingsError(f"{file} must hold `key: value`, not {shown(content)}")
     for key, value in (content or {}).items():
-        if isinstance(value, dict) and _is_list(key):
-            raise SettingsError(f"{key} in {file} must be a list, as `{key}: [a, b]`")
+        if (isinstance(value, dict) and _is_list(key)) or (
+            isinstance(value, list) and is_dataclass(types_of(Settings).get(key))
+        ):
+            raise SettingsError(
+                f"{key} in {file} must be "
+                + ("given by its keys" if isinstance(value, list) else f"a list, as `{key}: [a, b]`")
+            )
 
 
 def _is_list(key: str) -> bool:

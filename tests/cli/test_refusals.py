@@ -287,6 +287,7 @@ FILES = {
     "- seed: 1": "mine.yaml must hold `key: value`, not [{'seed': 1}]",
     "defaults: [hst]": "the defaults of a file name 'hst', and there is no hst.yaml; did you mean 'host'?",
     "defaults: [host, _self_]\nworker_ips: {a: {bsize: 4}}": "must be a list, as `worker_ips: [a, b]`",
+    "defaults: [host, _self_]\nevaluation: [1]": "must be given by its keys",
     "defaults: [host, _self_]\nseed: 1\nseed: 2": "'seed' is given twice, in lines 2 and 3: keep one",
     "defaults: [host, _self_]\nlogger_project: Pr\udcfcfung": "cannot be read: it is no UTF-8: save it as such",
 }
