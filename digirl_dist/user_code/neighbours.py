@@ -30,7 +30,11 @@ class Source(NamedTuple):
 def neighbours_of(modules: Iterable[ModuleType]) -> dict[str, Source]:
     """Returns, by name, the user's modules that functions of ``modules`` import, and all that those import."""
     found: dict[str, Source] = {}
-    waiting = [name for module in modules for name in _imports(_content(getattr(module, "__file__", None)), inside_functions=True)]
+    waiting = [
+        name
+        for module in modules
+        for name in _imports(_content(getattr(module, "__file__", None)), inside_functions=True)
+    ]
     while waiting:
         name = waiting.pop()
         source = None if name in found else _source(name)
