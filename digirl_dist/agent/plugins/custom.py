@@ -35,5 +35,5 @@ class CustomAgentSettings(AgentPlugin):
     @property
     def learns(self) -> bool:
         """A class that has ``act`` and nothing to learn with is a policy without weights."""
-        without = not self.entry_point  # ``Fleet`` has an object
-        return without or not acts_alone(load_entry_point(self.entry_point, "agent.entry_point"))
+        # ``Fleet`` has an object, and no entry point.
+        return not self.entry_point or not acts_alone(load_entry_point(self.entry_point, "agent.entry_point"))
