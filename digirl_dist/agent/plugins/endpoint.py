@@ -46,5 +46,6 @@ class EndpointSettings(ChatSettings, WritingAgentPlugin):
     def build(self, spec: EmulatorSpec) -> AgentFactory:
         with extra_needed("agent=endpoint", "httpx", "endpoint"):
             from digirl_dist.agent.endpoint import EndpointAgent
-        rules = self, self.system, self.seed
-        return partial(EndpointAgent, *rules, coordinates=self.coordinates, earlier=self.screenshots - 1)
+        return partial(
+            EndpointAgent, self, self.system, self.seed, coordinates=self.coordinates, earlier=self.screenshots - 1
+        )
