@@ -100,8 +100,7 @@ class WritingAgentPlugin(AgentPlugin, ABC):
         from digirl_dist.agent.prompts import task_text
         from digirl_dist.emulator.remembered import PromptedEmulator
 
-        told = self.previous_actions, task_text, self.labels, self.screenshots - 1
-        return partial(PromptedEmulator, emulator, *told)
+        return partial(PromptedEmulator, emulator, self.previous_actions, task_text, self.labels, self.screenshots - 1)
 
 
 def check_tokens(action: Json, most: int) -> None:
