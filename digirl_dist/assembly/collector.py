@@ -240,8 +240,16 @@ def _worker_spec(worker_config: WorkerConfig, context: RunContext, package: Pack
     installer = this_python if package is None else partial(install, worker_config, package, context.events)
     version = "" if package is None else package.digest
     limit_s = 0.0 if package is None else package.limit_s
-    site = worker_config.site, worker_config.site_address
-    return WorkerSpec(worker_config.address, worker_config.slots, folder, installer, limit_s, version, *site)
+    return WorkerSpec(
+        worker_config.address,
+        worker_config.slots,
+        folder,
+        installer,
+        limit_s,
+        version,
+        worker_config.site,
+        worker_config.site_address,
+    )
 
 
 def _own_device(worker_config: WorkerConfig, context: RunContext) -> Device:
