@@ -290,8 +290,9 @@ def _host_policy(context: RunContext) -> HostPolicy | None:
 
         return build_engine(context, settings.engine)
     log = context.folder.root / "policy.log"
-    told = context.events, context.status
-    return build_host_policy(settings, context.agent, log, *told, context.acts_here, context.newest)
+    return build_host_policy(
+        settings, context.agent, log, context.events, context.status, context.acts_here, context.newest
+    )
 
 
 @dataclass(frozen=True)
