@@ -89,8 +89,14 @@ class SrunConnection(Connection):
             self._sessions.add(session)
         except OSError as error:
             raise LinkLostError(self.worker, f"the connection ended while starting `{line}` ({error})") from error
-        pace = self._settings.stall_s, 1024 * self._settings.slowest_kb_s
-        return kind(session, self.worker, line, *pace, lambda wait_s: self._why if self._ended.wait(wait_s) else None)
+        return kind(
+            session,
+            self.worker,
+            line,
+            self._settings.stall_s,
+            1024 * self._settings.slowest_kb_s,
+            lambda wait_s: self._why if self._ended.wait(wait_s) else None,
+        )
 
     def close(self) -> None:
         self._ended.set()
