@@ -140,8 +140,14 @@ class OpenSshConnection(Connection):
             raise too_many_channels(self.worker, line, str(error)) from error
         except OSError as error:
             raise broken_at_start(self.worker, line, self._master.ended(_ANSWER_S) or str(error)) from error
-        pace = self._settings.stall_s, 1024 * self._settings.slowest_kb_s
-        return PipedChannel(session, self.worker, line, *pace, self._master.ended)
+        return PipedChannel(
+            session,
+            self.worker,
+            line,
+            self._settings.stall_s,
+            1024 * self._settings.slowest_kb_s,
+            self._master.ended,
+        )
 
     def close(self) -> None:
         self._master.close()
