@@ -27,8 +27,8 @@ _SHELF = os.path.join(os.pardir, os.pardir, "blobs")
 
 def opened(path: Path, buffering: int = -1, named: bool = False) -> BinaryIO:
     """Opens a regular file. Raises OSError for anything else, and for a link out of the file's folder."""
-    if not named:
-        _refuse_link_out(path)
+    if not named and (target := link_out(path)) is not None:
+        raise OSError(errno.ELOOP, f"it is a link out of its folder, to {target}: put the file itself there", str(path))
     file = open(path, "rb", buffering, opener=lambda name, flags: os.open(name, flags | os.O_NONBLOCK))
     try:
         _refuse_odd(os.fstat(file.fileno()), path)
@@ -67,11 +67,6 @@ def link_out(path: Path) -> str | None:
     folder, target = os.path.realpath(path.parent), os.path.realpath(path)
     inside = os.path.commonpath((folder, target)) == folder
     return None if inside or os.path.dirname(target) == os.path.normpath(os.path.join(folder, _SHELF)) else target
-
-
-def _refuse_link_out(path: Path) -> None:
-    if (target := link_out(path)) is not None:
-        raise OSError(errno.ELOOP, f"it is a link out of its folder, to {target}: put the file itself there", str(path))
 
 
 def _refuse_odd(found: os.stat_result, path: Path) -> None:
