@@ -21,7 +21,6 @@ from digirl_dist.trajectory import Observation, Step, Trajectory
 _NEEDED = ("observation", "next_observation", "reward", "done", "action")
 _SPARE = 32 << 20
 _MOST_PER_BYTE = 64
-_UNKNOWN_LOG_PROB = math.nan
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -112,7 +111,7 @@ def _step(row: Mapping[str, Any], shot: bytes | None, is_last: bool) -> Step:
     return Step(
         observation=_observation(row["observation"], row.get("image_features"), shot),
         action=str(row["action"]),
-        log_prob=_UNKNOWN_LOG_PROB,
+        log_prob=math.nan,  # unknown
         reward=reward,
         terminated=done,
         truncated=is_last and not done,
