@@ -134,8 +134,7 @@ def _refuse(word: str) -> int:
 
 def _overview() -> str:
     listed = "\n".join(f"  {name:<12} {command.summary}" for name, command in COMMANDS.items())
-    filled = _OVERVIEW.format(version=digirl_dist.__version__, commands=listed, keys=often_used(), run=_AS_BEFORE)
-    return fitted(filled)
+    return fitted(_OVERVIEW.format(version=digirl_dist.__version__, commands=listed, keys=often_used(), run=_AS_BEFORE))
 
 
 def _parser_of_all() -> argparse.ArgumentParser:
