@@ -190,5 +190,4 @@ def from_parquet_bytes(data: bytes) -> list[Trajectory]:
 
 def merge_ranks(parts: Sequence[bytes]) -> list[Trajectory]:
     """Returns the trajectories of all ranks, in the order of their tickets."""
-    found = [each for part in parts for each in from_parquet_bytes(part)]
-    return sorted(found, key=lambda each: each.ticket.key)
+    return sorted((each for part in parts for each in from_parquet_bytes(part)), key=lambda each: each.ticket.key)
