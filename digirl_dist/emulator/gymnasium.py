@@ -111,9 +111,8 @@ class GymnasiumEmulator:
         raw, reward, terminated, truncated, info = self._answered("step", self._env.step(native), 5)
         self._return += (reward := self._number(reward))
         ends = bool(terminated), bool(truncated), self._is_success(info)
-        return Transition(
-            self._see(raw), reward, *ends, goals if isinstance(goals := info.get("achieved"), list | tuple) else ()
-        )
+        goals = info.get("achieved")
+        return Transition(self._see(raw), reward, *ends, goals if isinstance(goals, list | tuple) else ())
 
     def close(self) -> None:
         self._env.close()
