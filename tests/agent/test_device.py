@@ -167,7 +167,7 @@ def test_where_to_touch_may_depend_on_what_is_seen_elsewhere() -> None:
     for colour in (0, 2):
         picture[10:40, 60:100] = np.eye(3)[colour] * 255
         seen.append(Observation("Push the right one", png(picture)))
-    agent = policy(actions=["tap"], context=True)
+    agent = policy(actions=["tap"])
     taps = [{"type": "tap", "x": x, "y": 190 / 210} for x in (30 / 160, 130 / 160)]
     optimizer = torch.optim.Adam(agent.parameters(), 1e-3)
     for _ in range(60):

@@ -75,7 +75,7 @@ class DevicePolicy(nn.Module):
         saliency: float,
         reluctance: float,
         labels: bool,
-        context: bool | None,
+        context: bool,
         shift: int,
     ) -> None:
         """The values are the settings of ``agent=device``."""
@@ -93,9 +93,7 @@ class DevicePolicy(nn.Module):
         drags = any(kind.drags for kind in kinds)
         places = [kinds[index].action.type for index in self._placed] + ["end"] * drags
         self._remembered = lru_cache(_READ_TEXTS)(read)
-        self._encoder = Encoder(
-            self._grid, len(places), width, self._reads, self._reads if context is None else context
-        )
+        self._encoder = Encoder(self._grid, len(places), width, self._reads, context)
         self.feature_size = self._encoder.feature_size + 2 * len(kinds)
         self._kind_head = _kind_head(self.feature_size, width, kinds)
         if any(kind.types for kind in kinds):

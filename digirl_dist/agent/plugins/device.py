@@ -41,9 +41,9 @@ class DeviceAgentSettings(AgentPlugin):
     """Whether the policy also reads names and boxes of what is on the screen, where the emulator has them (MiniWoB++,
     Android, your own with ``labels()``). It can then touch each of them, and type each name and each word of the
     instruction. False: it sees pixels alone, and types what the instruction quotes."""
-    context: bool | None = expert(None)
-    """Whether where to touch depends also on what is seen elsewhere: a sign that says which button is right. null:
-    where labels are read. Without labels, tasks of many screens are learned sooner without it."""
+    context: bool = expert(True)
+    """Whether where to touch depends also on what is seen elsewhere: a sign that says which button is right.
+    Without it the demo phone is learned sooner, and tasks of several steps worse."""
     shift: FewOrNone = 0
     """While fitting, pictures and the taps on them move by up to this many pixels, so that the policy knows a label at
     any position."""
