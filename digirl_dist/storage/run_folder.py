@@ -160,7 +160,7 @@ def config_of(folder: Path) -> dict[str, Json]:
 
 def _refuse_links_out(run: Path) -> None:
     """Raises RunFolderError for a folder of the run, or one anywhere in it, that is a link to somewhere else."""
-    for folder in (run / name for name in FOLDERS):
+    for folder in (run / name for name in FOLDERS if "/" not in name):  # the others lie in these
         for path in (folder, *_links_in(folder)):
             if (target := regular_file.link_out(path)) is not None and path.is_dir():
                 raise RunFolderError(
