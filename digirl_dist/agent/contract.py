@@ -27,7 +27,7 @@ _ROWS_AT_ONCE = 64
 MEMBERS = ("act", "log_prob", "features", "feature_size", "train", "parameters", "state_dict", "load_state_dict")
 """What each agent has."""
 _LEARNING = "log_prob", "parameters", "state_dict"
-_encoded = json.JSONEncoder(allow_nan=False, default=lambda number: number.tolist()).encode
+encoded = json.JSONEncoder(allow_nan=False, default=lambda number: number.tolist()).encode
 """Writes an action as every link and file will, with numbers of NumPy and torch as plain ones."""
 
 
@@ -131,7 +131,7 @@ def _plain(decision: Any, name: str) -> Decision | NoDecision:
     if not isinstance(decision, Decision):
         raise AgentError(f"{name} returned {_described(decision)} in place of a Decision")
     try:
-        action = json.loads(_encoded(decision.action))
+        action = json.loads(encoded(decision.action))
         written, read = (tuple(array("i", tokens)) for tokens in (decision.tokens, decision.prompt_tokens))
         return Decision(action, float(decision.log_prob), tuple(map(float, decision.token_log_probs)), written, read)
     except (AttributeError, TypeError, ValueError, OverflowError, RecursionError) as error:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 
-from digirl_dist.agent.contract import ActsAlone
+from digirl_dist.agent.contract import ActsAlone, encoded
 from digirl_dist.agent.plugins.endpoint import EndpointSettings
 from digirl_dist.api import arguments
 from digirl_dist.chat import Messages
@@ -119,7 +119,7 @@ class Endpoint:
 
 def _read(read: Callable[[str], Any], text: str) -> Json:
     """Returns the action of an answer as every link and file has it: numbers of NumPy and torch as plain ones."""
-    return json.loads(json.dumps(read(text), allow_nan=False, default=lambda number: number.tolist()))
+    return json.loads(encoded(read(text)))
 
 
 class Endpoints(ActsAlone):
