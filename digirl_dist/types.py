@@ -26,7 +26,8 @@ TokenLogProbs = Annotated[bytes, Meta(max_length=4 * MOST_TOKENS)]
 Clock = Callable[[], float]
 """Monotonic seconds, such as ``time.monotonic``; a test or a simulation brings its own."""
 
-_Self = TypeVar("_Self")
+T = TypeVar("T")
+"""Any type: that of all functions and classes to which it does not matter."""
 
 
 class Closeable(ABC):
@@ -35,7 +36,7 @@ class Closeable(ABC):
     @abstractmethod
     def close(self) -> None: ...
 
-    def __enter__(self: _Self) -> _Self:
+    def __enter__(self: T) -> T:
         return self
 
     def __exit__(self, *_: object) -> None:

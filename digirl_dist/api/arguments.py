@@ -6,12 +6,11 @@ import operator
 import os
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 from digirl_dist.errors import SettingsError
 from digirl_dist.settings.paths import expanded
-
-_Kind = TypeVar("_Kind")
+from digirl_dist.types import T
 
 
 def folder(name: str, given: str | os.PathLike[str]) -> Path:
@@ -19,7 +18,7 @@ def folder(name: str, given: str | os.PathLike[str]) -> Path:
     return expanded(of_kind(name, given, (str, os.PathLike), "the path of a folder, as 'runs/demo'"), name)
 
 
-def of_kind(name: str, given: _Kind, kind: Any, wanted: str) -> _Kind:
+def of_kind(name: str, given: T, kind: Any, wanted: str) -> T:
     """Returns ``given`` if it is an instance of a class, or of one of several. Raises TypeError naming what is
     ``wanted``."""
     if isinstance(given, kind):

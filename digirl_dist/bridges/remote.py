@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any, TypeVar
+from typing import Any
 
 import msgspec
 
@@ -24,6 +24,7 @@ from digirl_dist.slurm.jobs import SlurmAddress
 from digirl_dist.ssh.channel import Channel
 from digirl_dist.ssh.connect import connect
 from digirl_dist.ssh.connection import Connection
+from digirl_dist.types import T
 from digirl_dist.worker_program.environments import MOST_BYTES, PING, PING_S, write_frame
 
 
@@ -35,7 +36,6 @@ class _Reply(msgspec.Struct):
 _REPLIES = msgspec.msgpack.Decoder(_Reply)
 _FRAME_S = 60.0
 """A frame that has begun comes within this time."""
-T = TypeVar("T")
 
 
 @dataclass(eq=False)

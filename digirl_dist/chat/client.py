@@ -10,7 +10,7 @@ import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields
-from typing import Annotated, Any, TypeVar
+from typing import Annotated, Any
 
 import msgspec
 
@@ -19,7 +19,7 @@ from digirl_dist.chat.http import BoundedHttp, ExchangeError
 from digirl_dist.errors import ChatAway, ChatRefused, SettingsError
 from digirl_dist.plain_text import HIDDEN, hide, one_line
 from digirl_dist.settings import ChatSettings
-from digirl_dist.types import Json, Natural
+from digirl_dist.types import Json, Natural, T
 
 
 class Pace:
@@ -43,7 +43,6 @@ class Pace:
 
 _SHORTEST_KEY = 8
 """Servers without keys are given a word, which answers may contain."""
-T = TypeVar("T")
 _TokenId = Annotated[int, msgspec.Meta(ge=0, lt=2**31)]
 
 _TOKEN_ID = re.compile(r"token_id:(\d{1,10})")

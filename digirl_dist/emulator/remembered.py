@@ -8,14 +8,14 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from numbers import Real
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple
 
 from digirl_dist.emulator import EmulatorFactory, Label
 from digirl_dist.emulator.touch_actions import SAID, UNREAD, DeviceAction
 from digirl_dist.errors import ActionError, EmulatorError
 from digirl_dist.tasks import Task
 from digirl_dist.trajectory import Observation, Transition
-from digirl_dist.types import Json
+from digirl_dist.types import Json, T
 
 _WAIT = DeviceAction("wait").to_json()
 
@@ -39,9 +39,6 @@ _MOST_LABELS, _LONGEST_NAME, _LONGEST_END = 64, 150, 50
 """Of a longer name the beginning and the end are told."""
 _FINE = 1000
 """Places are told in whole thousandths of the screen."""
-
-
-_Part = TypeVar("_Part")
 
 
 @dataclass(frozen=True)
@@ -81,7 +78,7 @@ def recalled(text: str) -> Recalled:
     return Recalled(instruction, memories, labels)
 
 
-def _taken(text: str, mark: str, read: Callable[[Any], _Part]) -> tuple[str, list[_Part]]:
+def _taken(text: str, mark: str, read: Callable[[Any], T]) -> tuple[str, list[T]]:
     """Returns what stands before the last ``mark`` and what it marks; all and nothing if the text has no such part."""
     before, found, said = text.rpartition(mark)
     if not found:

@@ -7,7 +7,6 @@ import threading
 import time
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
-from typing import TypeVar
 
 import numpy as np
 
@@ -16,10 +15,10 @@ from digirl_dist.errors import ChatAway, ChatError, ChatRefused
 from digirl_dist.inference.engine_policies import SleepingAgent
 from digirl_dist.storage.checkpoint import State
 from digirl_dist.trajectory import Decision, Observation
+from digirl_dist.types import T
 
 _FIRST_PAUSE_S = 1.0
 _LONGEST_PAUSE_S = 30.0
-_Answer = TypeVar("_Answer")
 
 
 @dataclass(eq=False)
@@ -119,7 +118,7 @@ class SpreadAgent:
         if is_new:
             self._lost(Outage(f"{error}; {left} of {len(self._servers)} servers go on", server.pause_s, self._outage_s))
 
-    def _of_all(self, call: Callable[[SleepingAgent], _Answer]) -> _Answer:
+    def _of_all(self, call: Callable[[SleepingAgent], T]) -> T:
         """Calls each server; one that is away or refuses misses it. Raises ChatError if none answers."""
         answers, failed = [], None
         for server in self._servers:

@@ -10,7 +10,6 @@ from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
-from typing import TypeVar
 
 import torch
 import torch.distributed as dist
@@ -22,8 +21,7 @@ from digirl_dist.errors import DeviceError, PeerError
 from digirl_dist.parallel.failure import telling_a_wait
 from digirl_dist.parallel.loopback import refusing_strangers
 from digirl_dist.parallel.rank import Rank, named, restarts, store_path
-
-T = TypeVar("T")
+from digirl_dist.types import T
 
 _LOOK_S = 0.03
 _PIECE = 64 << 20

@@ -9,7 +9,7 @@ below are those of both ends. This file makes docs/reference/protocol.md.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Annotated, Literal, TypeVar
+from typing import Annotated, Literal
 
 import msgspec
 from msgspec import Meta
@@ -17,7 +17,7 @@ from msgspec import Meta
 from digirl_dist.capacity import Needs
 from digirl_dist.errors import ProtocolError
 from digirl_dist.tasks import Key, Ticket
-from digirl_dist.types import Json, Natural, TokenIds, TokenLogProbs
+from digirl_dist.types import Json, Natural, T, TokenIds, TokenLogProbs
 
 PROTOCOL = 5
 """Raised when a message changes its meaning."""
@@ -398,7 +398,6 @@ WorkerMessage = (
 Told = Ready | Working | Acting | EpisodeReady | UnknownFile | EpisodeFailed | SlotChanged | SlotSeconds | Heartbeat
 """What the collector hears of it: the session acts on the rest itself."""
 
-T = TypeVar("T")
 _ENCODER = msgspec.json.Encoder()
 _HOST: msgspec.json.Decoder[HostMessage] = msgspec.json.Decoder(HostMessage)
 _WORKER: msgspec.json.Decoder[WorkerMessage] = msgspec.json.Decoder(WorkerMessage)

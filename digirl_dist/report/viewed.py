@@ -10,7 +10,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import msgspec
 import pyarrow as pa
@@ -32,9 +32,7 @@ from digirl_dist.storage.episode_index import EpisodeIndex
 from digirl_dist.storage.run_folder import config_of, run_id_of
 from digirl_dist.storage.status import run_state
 from digirl_dist.trajectory import Observation, Step, Trajectory
-from digirl_dist.types import Json
-
-_Read = TypeVar("_Read")
+from digirl_dist.types import Json, T
 
 _FILES_AT_ONCE = 10
 _REMEMBERED = 8
@@ -225,7 +223,7 @@ def _short(text: str, most: int) -> str:
     return line if len(line) <= most else line[: most - 1] + "…"
 
 
-def _noted(notes: list[str], read: Callable[..., _Read], *where: Any) -> _Read | None:
+def _noted(notes: list[str], read: Callable[..., T], *where: Any) -> T | None:
     """Returns what ``read`` returns; of a file that cannot be read a note is made, and nothing returned."""
     try:
         return read(*where)

@@ -16,7 +16,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager
 from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple
 
 import msgspec
 from anyio import fail_after, to_thread
@@ -33,7 +33,7 @@ from digirl_dist.serve.journal import Entry
 from digirl_dist.serve.service import Acknowledgement, Ask, NewPolicy, Refusal, Service, as_json, image_of
 from digirl_dist.settings import regular_file
 from digirl_dist.storage import atomic_files, strict_json
-from digirl_dist.types import Closeable, Json, media_type
+from digirl_dist.types import Closeable, Json, T, media_type
 
 BODY_BYTES = 2 << 20
 LARGE_BODIES = 8
@@ -50,7 +50,6 @@ _MOST_WAIT_S = 60
 _PAGE = 1000
 _SHORTEST_TOKEN = 16
 
-_T = TypeVar("_T")
 _ENDED = ("landed", "infrastructure", "environment", "agent", "cancelled")
 
 
@@ -288,7 +287,7 @@ def _guarded(answer: Callable[[Request], Awaitable[Response]]) -> Callable[[Requ
 
 
 @asynccontextmanager
-async def _body(request: Request, kind: type[_T]) -> AsyncIterator[_T]:
+async def _body(request: Request, kind: type[T]) -> AsyncIterator[T]:
     """Yields a body of the type. Raises Refusal if it is none, too large, or too slow.
 
     A large body has a place among few until it is answered. A small one waits for no place.

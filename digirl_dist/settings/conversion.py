@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import fields, is_dataclass
 from difflib import get_close_matches
-from typing import Any, TypeVar, get_args, get_origin
+from typing import Any, get_args, get_origin
 
 import msgspec
 
@@ -20,23 +20,22 @@ from digirl_dist.settings.key_places import Place, all_keys, class_of, group_of,
 from digirl_dist.settings.keys import types_of
 from digirl_dist.settings.plugins import ALGORITHM
 from digirl_dist.settings.ranges import in_words, shown
-from digirl_dist.types import Json
+from digirl_dist.types import Json, T
 
-_Settings = TypeVar("_Settings")
 _LISTED = 20
 _TRUTH = {"yes": True, "on": True, "no": False, "off": False}
 """What YAML has for truth values, and the command line not."""
 _ALL_KEYS = "docs/reference/settings.md has the usual keys, and `digirl-dist settings` all"
 
 
-def converted(kind: type[_Settings], content: Mapping[str, Json]) -> _Settings:
+def converted(kind: type[T], content: Mapping[str, Json]) -> T:
     """Returns settings of a class, with defaults for what ``content`` lacks. Raises SettingsError naming the key."""
     for place in unknown_keys(kind, content):
         raise SettingsError(f"there is no key {'.'.join(map(str, place))!r}{_instead(kind, content, place)}")
     return _built(kind, content)
 
 
-def merged(settings: _Settings, overrides: Mapping[str, Json], where: str) -> _Settings:
+def merged(settings: T, overrides: Mapping[str, Json], where: str) -> T:
     """Returns ``settings`` with some values replaced and checked. Raises SettingsError saying ``where``."""
     try:
         return converted(type(settings), _laid_over(msgspec.to_builtins(settings), overrides))
@@ -89,7 +88,7 @@ def meant_key(name: str, value: Json, algorithm: str = "") -> str:
     return digirl_key(name) or nearest_key(name, list(types_of(Settings)))
 
 
-def _built(kind: type[_Settings], content: Mapping[str, Json], above: str = "") -> _Settings:
+def _built(kind: type[T], content: Mapping[str, Json], above: str = "") -> T:
     hints = types_of(kind, include_extras=True)
     return kind(**{key: _value(f"{above}{key}", hints[key], given) for key, given in content.items()})
 

@@ -5,24 +5,25 @@ from __future__ import annotations
 from copy import deepcopy
 from dataclasses import Field, field
 from functools import partial
-from typing import Any, TypeVar
+from typing import Any
+
+from digirl_dist.types import T
 
 MISSING: Any = "???"
 """How OmegaConf marks a value that must be given; spelled out so that workers need not import it."""
 
 
 _MARK = "expert"
-_Value = TypeVar("_Value")
 
 
-def expert(default: _Value) -> _Value:
+def expert(default: T) -> T:
     """Returns the field of a settings class whose key is for experts: ``step_s: Seconds = expert(30.0)``."""
     made: Any
     if isinstance(default, list | dict):
         made = field(default_factory=partial(deepcopy, default), metadata={_MARK: True})
     else:
         made = field(default=default, metadata={_MARK: True})
-    found: _Value = made
+    found: T = made
     return found
 
 

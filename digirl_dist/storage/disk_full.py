@@ -9,14 +9,14 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Protocol, TypeVar
+from typing import Protocol
 
 from digirl_dist.errors import RunFolderError
 from digirl_dist.storage.events import Events
 from digirl_dist.storage.file_system import FULL, free, in_words
 from digirl_dist.storage.status import Status
+from digirl_dist.types import T
 
-T = TypeVar("T")
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.5, 10.0
 _SPARE = 1 << 16
 _IN_WORDS = re.compile(r"\(os error (\d+)\)")

@@ -7,15 +7,13 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any, TypeVar
+from typing import Any
 
 from digirl_dist.emulator import Emulator
 from digirl_dist.tasks import Task
 from digirl_dist.trajectory import Observation, Transition
-from digirl_dist.types import Json
+from digirl_dist.types import Json, T
 from digirl_dist.user_code.blame import at_work
-
-Result = TypeVar("Result")
 
 _PATIENCE_S = 10.0
 _LOOK_S = 1.0
@@ -80,7 +78,7 @@ class WatchedEmulator:
     def close(self) -> None:
         self._watched("close", self._emulator.close)
 
-    def _watched(self, what: str, call: Callable[..., Result], *arguments: Any) -> Result:
+    def _watched(self, what: str, call: Callable[..., T], *arguments: Any) -> T:
         self._watch.call = (what, self._name)
         try:
             return call(*arguments)

@@ -11,9 +11,10 @@ from __future__ import annotations
 import itertools
 from collections import defaultdict
 from collections.abc import Callable, Collection, Sequence
-from typing import Generic, TypeVar
+from typing import Generic
 
-T = TypeVar("T")
+from digirl_dist.types import T
+
 _PARTS = 8
 _MOST_ATTEMPTS = 128
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import numpy as np
 import torch
@@ -27,11 +27,10 @@ from digirl_dist.agent.vlm.pretrained import (
 from digirl_dist.agent.vlm.wording import Wording
 from digirl_dist.emulator import EmulatorSpec
 from digirl_dist.trajectory import Decision, Observation
-from digirl_dist.types import Json
+from digirl_dist.types import Json, T
 
 Inputs = dict[str, torch.Tensor]
 """What the model reads: ``input_ids`` and ``attention_mask`` [B, P], prompts filled up on the left, and pictures."""
-_T = TypeVar("_T")
 
 
 class VlmAgent(nn.Module):
@@ -151,7 +150,7 @@ class VlmAgent(nn.Module):
         """The chat model, whose layers hold the low-rank weights."""
         return self._adapted.get_base_model()
 
-    def _parts(self, rows: Sequence[_T]) -> Iterator[Sequence[_T]]:
+    def _parts(self, rows: Sequence[T]) -> Iterator[Sequence[T]]:
         """As many as go through the model together."""
         size = self._rows_at_once
         return (rows[first : first + size] for first in range(0, len(rows), size))

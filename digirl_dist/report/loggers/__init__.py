@@ -16,11 +16,9 @@ from hashlib import sha256
 from importlib.util import find_spec
 from pathlib import Path
 from types import ModuleType
-from typing import Protocol, TypeVar
+from typing import Protocol
 
-from digirl_dist.types import Json
-
-T = TypeVar("T")
+from digirl_dist.types import Json, T
 
 _LIKE = {"trackio": "wandb"}
 """Loggers that have the interface of another one, whose module is theirs as well."""

@@ -8,18 +8,15 @@ import tempfile
 import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import TypeVar
 
 from digirl_dist.report.loggers import LoggedRun, pictures, plain_names
-from digirl_dist.types import Json
+from digirl_dist.types import Json, T
 
 _TAG = "digirl_dist.run_id"
 _AT_ONCE = 100
 """Parameters and metrics of one request; servers refuse more."""
 _LONGEST = 500
 """Characters of a parameter."""
-
-_Entity = TypeVar("_Entity")
 
 
 def build(_: str, run: LoggedRun) -> MLflow:
@@ -74,6 +71,6 @@ class MLflow:
             self._client.log_batch(self._id, params=part)
 
 
-def _parts(entities: Sequence[_Entity]) -> Iterator[Sequence[_Entity]]:
+def _parts(entities: Sequence[T]) -> Iterator[Sequence[T]]:
     for start in range(0, len(entities), _AT_ONCE):
         yield entities[start : start + _AT_ONCE]
