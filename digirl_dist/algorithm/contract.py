@@ -4,19 +4,17 @@ from __future__ import annotations
 
 from collections import Counter, OrderedDict
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any, cast
 
 import pyarrow as pa
 import torch
 
+from digirl_dist.algorithm import Algorithm, ExpectingAlgorithm
 from digirl_dist.algorithm.table import Learned, Row
 from digirl_dist.errors import CheckpointError, TrainingError
 from digirl_dist.storage import update_table
 from digirl_dist.storage.safe_torch_load import is_loaded, require_plain
 from digirl_dist.user_code.entry_point import saved_state
-
-if TYPE_CHECKING:
-    from digirl_dist.algorithm import Algorithm, ExpectingAlgorithm
 
 _MAPPINGS = (dict, OrderedDict, Counter)
 _SEQUENCES = (list, tuple, set)

@@ -4,20 +4,18 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from digirl_dist.api import arguments
 from digirl_dist.api.run import Run
 from digirl_dist.errors import TrainingError
 from digirl_dist.exit_status import interruptions_wait
 from digirl_dist.parallel.rank import launched_rank
+from digirl_dist.settings import Settings
 from digirl_dist.settings.keys import quoted, written
 from digirl_dist.settings.places import HERE
 from digirl_dist.settings.unread import refuse_others_overrides
 from digirl_dist.user_code.entry_point import derives_from
-
-if TYPE_CHECKING:
-    from digirl_dist.settings import Settings
 
 _OWN = ("emulator", "agent", "algorithm")
 """For these a class of the user's may stand."""

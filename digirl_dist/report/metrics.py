@@ -7,7 +7,7 @@ import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import msgspec
 
@@ -17,13 +17,11 @@ from digirl_dist.errors import RunFolderError, TrainingError
 from digirl_dist.rollout.slot import ACTIVITIES
 from digirl_dist.storage import atomic_files, json_lines, strict_json
 from digirl_dist.storage.disk_full import FailFast, WritePolicy
+from digirl_dist.storage.trajectory_store import Store
 from digirl_dist.tasks import Round
 from digirl_dist.trainer import Update
 from digirl_dist.trajectory import Trajectory
 from digirl_dist.types import Json
-
-if TYPE_CHECKING:
-    from digirl_dist.storage.trajectory_store import Store
 
 Figures = dict[str, Json]
 

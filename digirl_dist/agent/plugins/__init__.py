@@ -6,22 +6,19 @@ from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from enum import Enum
 from functools import partial
-from typing import TYPE_CHECKING, ClassVar
+from typing import ClassVar
 
+from digirl_dist.agent import AgentFactory
 from digirl_dist.agent.answers import Coordinates
-from digirl_dist.emulator import DeviceActions, EmulatorSpec
+from digirl_dist.emulator import DeviceActions, EmulatorFactory, EmulatorSpec
 from digirl_dist.emulator.touch_actions import SAID, TOKENS, UNREAD
 from digirl_dist.errors import ActionError
 from digirl_dist.settings.expert import expert
 from digirl_dist.settings.judging import ChatSettings
 from digirl_dist.settings.plugins import AgentSettings
 from digirl_dist.settings.ranges import FewOrNone, Screenshots
+from digirl_dist.trajectory import Observation
 from digirl_dist.types import Json
-
-if TYPE_CHECKING:
-    from digirl_dist.agent import AgentFactory
-    from digirl_dist.emulator import EmulatorFactory
-    from digirl_dist.trajectory import Observation
 
 
 class Suits(Enum):

@@ -4,17 +4,14 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from digirl_dist.agent import Agent
+from digirl_dist.agent import Agent, AgentFactory
 from digirl_dist.agent.contract import MEMBERS, acts_alone, completed
 from digirl_dist.agent.plugins import AgentPlugin
+from digirl_dist.emulator import EmulatorSpec
 from digirl_dist.settings.expert import MISSING
 from digirl_dist.user_code.entry_point import construct, load_callable, load_entry_point
-
-if TYPE_CHECKING:
-    from digirl_dist.agent import AgentFactory
-    from digirl_dist.emulator import EmulatorSpec
 
 
 @dataclass

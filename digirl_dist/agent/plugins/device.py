@@ -4,19 +4,17 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from functools import partial
-from typing import TYPE_CHECKING, ClassVar
+from typing import ClassVar
 
+from digirl_dist.agent import AgentFactory
 from digirl_dist.agent.plugins import AgentPlugin, Suits
+from digirl_dist.emulator import EmulatorFactory, EmulatorSpec
 from digirl_dist.errors import SettingsError
 from digirl_dist.settings.expert import expert
 from digirl_dist.settings.plugins import values
 from digirl_dist.settings.ranges import Amount, FewOrNone, Pixels, Width
-
-if TYPE_CHECKING:
-    from digirl_dist.agent import AgentFactory
-    from digirl_dist.emulator import EmulatorFactory, EmulatorSpec
-    from digirl_dist.trajectory import Observation
-    from digirl_dist.types import Json
+from digirl_dist.trajectory import Observation
+from digirl_dist.types import Json
 
 
 @dataclass

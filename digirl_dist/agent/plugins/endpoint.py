@@ -4,17 +4,15 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
+from digirl_dist.agent import AgentFactory
 from digirl_dist.agent.plugins import WritingAgentPlugin
+from digirl_dist.emulator import EmulatorSpec
 from digirl_dist.settings.expert import MISSING, expert
 from digirl_dist.settings.extras import extra_needed
 from digirl_dist.settings.judging import ChatSettings
 from digirl_dist.settings.ranges import Pause
-
-if TYPE_CHECKING:
-    from digirl_dist.agent import AgentFactory
-    from digirl_dist.emulator import EmulatorSpec
 
 
 @dataclass

@@ -4,16 +4,14 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, ClassVar
+from typing import ClassVar
 
+from digirl_dist.agent import AgentFactory
 from digirl_dist.agent.plugins import AgentPlugin, Suits
+from digirl_dist.emulator import EmulatorSpec
 from digirl_dist.settings.expert import expert
 from digirl_dist.settings.plugins import values
 from digirl_dist.settings.ranges import Pixels, Width
-
-if TYPE_CHECKING:
-    from digirl_dist.agent import AgentFactory
-    from digirl_dist.emulator import EmulatorSpec
 
 
 @dataclass

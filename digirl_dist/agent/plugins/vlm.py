@@ -5,9 +5,11 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass, field
 from enum import Enum
 from functools import partial
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
+from digirl_dist.agent import AgentFactory
 from digirl_dist.agent.plugins import WritingAgentPlugin, check_tokens
+from digirl_dist.emulator import EmulatorSpec
 from digirl_dist.errors import SettingsError
 from digirl_dist.plain_text import in_short
 from digirl_dist.settings.expert import MISSING, expert
@@ -15,12 +17,8 @@ from digirl_dist.settings.extras import extra_needed
 from digirl_dist.settings.paths import Elsewhere, expanded
 from digirl_dist.settings.plugins import values
 from digirl_dist.settings.ranges import Few, Positive, Share
-
-if TYPE_CHECKING:
-    from digirl_dist.agent import AgentFactory
-    from digirl_dist.emulator import EmulatorSpec
-    from digirl_dist.trajectory import Observation
-    from digirl_dist.types import Json
+from digirl_dist.trajectory import Observation
+from digirl_dist.types import Json
 
 _HUB_S = 10.0
 

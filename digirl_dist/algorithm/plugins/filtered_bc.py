@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
+from digirl_dist.algorithm import AlgorithmFactory
 from digirl_dist.algorithm.options import FilteredBcOptions
 from digirl_dist.algorithm.plugins import AlgorithmPlugin, LearningContext, experience_of
-
-if TYPE_CHECKING:
-    from digirl_dist.algorithm import AlgorithmFactory
 
 
 @dataclass

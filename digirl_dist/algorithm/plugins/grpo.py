@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar
+from typing import ClassVar
 
+from digirl_dist.algorithm import AlgorithmFactory
 from digirl_dist.algorithm.options import GrpoOptions
 from digirl_dist.algorithm.plugins import AlgorithmPlugin, LearningContext, LearnsFrom
-
-if TYPE_CHECKING:
-    from digirl_dist.algorithm import AlgorithmFactory
 
 
 @dataclass

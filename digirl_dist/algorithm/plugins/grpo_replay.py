@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
+from digirl_dist.algorithm import AlgorithmFactory
 from digirl_dist.algorithm.options import GrpoReplayOptions
 from digirl_dist.algorithm.plugins import LearningContext, experience_of
 from digirl_dist.algorithm.plugins.grpo import GrpoSettings
-
-if TYPE_CHECKING:
-    from digirl_dist.algorithm import AlgorithmFactory
 
 
 @dataclass
