@@ -5,7 +5,7 @@ from __future__ import annotations
 from copy import deepcopy
 from dataclasses import Field, field
 from functools import partial
-from typing import Any
+from typing import Any, cast
 
 from digirl_dist.types import T
 
@@ -18,13 +18,9 @@ _MARK = "expert"
 
 def expert(default: T) -> T:
     """Returns the field of a settings class whose key is for experts: ``step_s: Seconds = expert(30.0)``."""
-    made: Any
     if isinstance(default, list | dict):
-        made = field(default_factory=partial(deepcopy, default), metadata={_MARK: True})
-    else:
-        made = field(default=default, metadata={_MARK: True})
-    found: T = made
-    return found
+        return cast(T, field(default_factory=partial(deepcopy, default), metadata={_MARK: True}))
+    return field(default=default, metadata={_MARK: True})
 
 
 def is_expert(one: Field[Any]) -> bool:
