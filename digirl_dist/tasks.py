@@ -136,22 +136,6 @@ class Ticket:
             return "it is the episode of a task with other params"
         return ""
 
-    def to_json(self) -> dict[str, Json]:
-        task = {"id": self.task.id, "instruction": self.task.instruction, "params": self.task.params}
-        return {
-            "iteration": self.iteration,
-            "index": self.index,
-            "task": task,
-            "seed": self.seed,
-            "policy_version": self.policy_version,
-            "attempt": self.attempt,
-            "purpose": self.purpose,
-        }
-
-    @classmethod
-    def from_json(cls, value: dict[str, Json]) -> Ticket:
-        return cls(**{**value, "task": Task(**value["task"])})
-
 
 @dataclass(frozen=True)
 class Plan:

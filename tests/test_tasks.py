@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import json
+from dataclasses import asdict
 from typing import get_args
+
+import msgspec
 
 from digirl_dist.tasks import SEEDS, Plan, Share, Task, Ticket
 
@@ -19,7 +22,7 @@ def test_the_same_iteration_has_the_same_tickets() -> None:
 
 def test_a_ticket_goes_through_json() -> None:
     ticket = Ticket(1, 2, Task("t", "do it", {"goal": [1, 2]}), seed=3, policy_version=1)
-    assert Ticket.from_json(json.loads(json.dumps(ticket.to_json()))) == ticket
+    assert msgspec.convert(json.loads(json.dumps(asdict(ticket))), Ticket) == ticket
 
 
 def test_no_measurement_has_a_seed_of_training_or_of_another_measurement() -> None:

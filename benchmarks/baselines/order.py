@@ -8,6 +8,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
 
 from benchmarks.stage import Tiny
@@ -43,13 +44,12 @@ class Order:
     version: int = 0
 
     def write(self, path: Path) -> None:
-        tickets = [ticket.to_json() for ticket in self.tickets]
-        path.write_text(json.dumps({**asdict(self), "tickets": tickets}))
+        path.write_text(json.dumps(asdict(self)))
 
     @classmethod
     def read(cls, path: Path) -> Order:
         found: Mapping[str, Any] = json.loads(path.read_text())
-        tickets = [Ticket.from_json(ticket) for ticket in found["tickets"]]
+        tickets = msgspec.convert(found["tickets"], list[Ticket])
         emulator, pace = RehearsalSettings(**found["emulator"]), Pace(**found["pace"])
         return cls(found["slots"], emulator, tickets, pace, found["version"])
 

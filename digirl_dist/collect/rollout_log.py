@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from dataclasses import asdict
 from pathlib import Path
 
 import msgspec
@@ -31,7 +32,7 @@ class RolloutLog:
 
     def add(self, tickets: Mapping[str, Ticket]) -> None:
         """Returns once they are durable. Raises as ``DurableMap.write``."""
-        self._kept.write({key: ticket.to_json() for key, ticket in tickets.items()})
+        self._kept.write({key: asdict(ticket) for key, ticket in tickets.items()})
         self._tickets.update(tickets)
 
     def forget(self, keys: Iterable[str]) -> None:
