@@ -8,6 +8,7 @@ from collections import deque
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
+from digirl_dist.storage.file_system import found_at
 from digirl_dist.storage.json_lines import JsonLines
 from digirl_dist.types import Json
 
@@ -52,7 +53,8 @@ class Followed:
         return self._dropped + len(self._texts)
 
     def _follow(self) -> None:
-        size, file = self._lines.size(), _inode(self._path)
+        found = found_at(self._path)
+        size, file = (0, 0) if found is None else (found.st_size, found.st_ino)
         if file != self._file or size < self._lines.place:
             self._begin()
             self._file = file
@@ -67,10 +69,3 @@ class Followed:
         while self._bytes > self._most_bytes:
             self._bytes -= len(self._texts.popleft())
             self._dropped += 1
-
-
-def _inode(path: Path) -> int:
-    try:
-        return path.stat().st_ino
-    except OSError:
-        return 0

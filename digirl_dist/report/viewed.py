@@ -26,7 +26,7 @@ from digirl_dist.report.picture import screenshot
 from digirl_dist.settings import Settings, regular_file
 from digirl_dist.settings.key_places import options_of_groups
 from digirl_dist.settings.keys import flat
-from digirl_dist.storage import json_lines
+from digirl_dist.storage import file_system, json_lines
 from digirl_dist.storage.checkpoint import Checkpoints
 from digirl_dist.storage.episode_index import EpisodeIndex
 from digirl_dist.storage.run_folder import config_of, run_id_of
@@ -255,11 +255,8 @@ def _given(content: Mapping[str, Json]) -> list[str]:
 
 
 def _stamp(path: Path) -> str:
-    try:
-        found = path.stat()
-    except OSError:
-        return ""
-    return f"{found.st_ino}.{found.st_mtime_ns}.{found.st_size}"
+    found = file_system.found_at(path)
+    return "" if found is None else f"{found.st_ino}.{found.st_mtime_ns}.{found.st_size}"
 
 
 def clean(value: Any, depth: int = 0) -> Any:

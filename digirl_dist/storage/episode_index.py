@@ -7,7 +7,6 @@ Only the small columns of the trajectory files are read, and each file once. A r
 from __future__ import annotations
 
 import glob
-import os
 import re
 import threading
 from collections import deque
@@ -23,7 +22,7 @@ import pyarrow as pa
 from digirl_dist.errors import RunFolderError, TrajectoryError
 from digirl_dist.plain_text import as_unicode
 from digirl_dist.settings.safe_yaml import read_mapping
-from digirl_dist.storage import episode_file, parquet
+from digirl_dist.storage import episode_file, file_system, parquet
 from digirl_dist.storage.json_lines import JsonLines
 from digirl_dist.storage.parquet_bounds import BoundedFile
 from digirl_dist.tasks import Key, Purpose
@@ -287,10 +286,8 @@ def summarise(episodes: Sequence[Trajectory]) -> pa.Table:
 
 
 def _written(path: str) -> int:
-    try:
-        return os.stat(path).st_mtime_ns
-    except OSError:
-        return 0
+    found = file_system.found_at(path)
+    return 0 if found is None else found.st_mtime_ns
 
 
 def _summary(path: Path) -> tuple[pa.Table, list[int]]:

@@ -39,6 +39,14 @@ def lock(file: IO[str] | IO[bytes] | int, shared: bool = False, wait: bool = Fal
     return True
 
 
+def found_at(path: str | Path) -> os.stat_result | None:
+    """Returns what the file system tells of a path; None if nothing is there, or not any more."""
+    try:
+        return os.stat(path)
+    except OSError:
+        return None
+
+
 def nearest(folder: Path) -> Path:
     """Returns the folder, or the nearest one above it that can be looked at."""
     for place in (folder, *folder.parents):

@@ -13,7 +13,7 @@ from typing import Any, BinaryIO
 
 from digirl_dist.errors import RunFolderError, SettingsError
 from digirl_dist.settings import regular_file
-from digirl_dist.storage import atomic_files, strict_json
+from digirl_dist.storage import atomic_files, file_system, strict_json
 from digirl_dist.types import Json
 
 _BLOCK = 1 << 12
@@ -117,10 +117,8 @@ class JsonLines:
         """How many bytes have been read."""
 
     def size(self) -> int:
-        try:
-            return self._path.stat().st_size
-        except OSError:  # it is not there yet, or not any more
-            return 0
+        found = file_system.found_at(self._path)
+        return 0 if found is None else found.st_size
 
     def skip_to(self, place: int) -> None:
         self.place = max(self.place, place)
