@@ -97,8 +97,7 @@ class Verdicts:
         self._path = path
         self._lock = threading.Lock()
         self._known: dict[str, Verdict] = {}
-        lines = json_lines.JsonLines(path)
-        for line in lines.news(lines.size()):
+        for line in json_lines.JsonLines(path).news():
             with suppress(KeyError, TypeError):  # of another form
                 self._known[line["question"]] = Verdict(min(1.0, max(0.0, line["score"])), str(line["said"]))
 

@@ -84,8 +84,8 @@ class Follower:
 
     def _look(self) -> None:
         """Reads metrics first: what was measured before an iteration is there once its figures are."""
-        self._learned += [line for line in self._metrics.news(self._metrics.size()) if _step(line) is not None]
-        self._measured += [line for line in self._evaluations.news(self._evaluations.size()) if _step(line) is not None]
+        self._learned += [line for line in self._metrics.news() if _step(line) is not None]
+        self._measured += [line for line in self._evaluations.news() if _step(line) is not None]
 
     def _give(self, everything: bool) -> None:
         """Gives what is new, in the order of the steps, as services refuse a step that is less than the last one."""

@@ -41,7 +41,7 @@ def read(path: Path, newest_bytes: int = _NEWEST) -> list[dict[str, Json]]:
     lines.skip_to(lines.size() - newest_bytes)
     kept: deque[tuple[int, dict[str, Json]]] = deque()
     total = 0
-    for cost, found in lines.weighed(lines.size()):
+    for cost, found in lines.weighed():
         kept.append((cost, found))
         total += cost
         while total > _MOST_MEMORY:
@@ -123,18 +123,22 @@ class JsonLines:
     def skip_to(self, place: int) -> None:
         self.place = max(self.place, place)
 
-    def news(self, until: int) -> Iterator[dict[str, Json]]:
-        """Yields the objects up to byte ``until`` that were not yielded before, line by line. Raises RunFolderError."""
+    def news(self, until: int | None = None) -> Iterator[dict[str, Json]]:
+        """Yields the objects up to byte ``until``, or to the end, that were not yielded before, line by line.
+
+        Raises RunFolderError.
+        """
         return (found for _, found in self.weighed(until))
 
-    def weighed(self, until: int) -> Iterator[tuple[int, dict[str, Json]]]:
+    def weighed(self, until: int | None = None) -> Iterator[tuple[int, dict[str, Json]]]:
         """Yields them, each with the bytes of memory that it may take."""
-        if until <= self.place:
+        end = self.size() if until is None else until
+        if end <= self.place:
             return
         with opened(self._path) as file:
             file.seek(self.place)
             whole, count = True, 0
-            while self.place < until and (line := file.readline(_LONGEST)):
+            while self.place < end and (line := file.readline(_LONGEST)):
                 ends = line.endswith(b"\n")
                 if not ends and len(line) < _LONGEST:  # it is being written
                     return

@@ -42,8 +42,8 @@ def read(folder: Path, name: str) -> dict[str, LaterVerdict]:
         known = sorted(each.stem for each in path.parent.glob("*.jsonl"))
         remedy = nearest(name, known) if known else f"`digirl-dist regrade {folder} --success judge` gives some"
         raise RunFolderError(f"{folder} has no verdicts {name!r}; {remedy}")
-    lines, found = JsonLines(path), {}
-    for line in lines.news(lines.size()):
+    found = {}
+    for line in JsonLines(path).news():
         with suppress(ValueError):  # the first one
             given = msgspec.convert(line, LaterVerdict)
             found[given.key] = given
@@ -67,8 +67,7 @@ class VerdictFile(Closeable):
                 raise RunFolderError(f"{self.path} is being written by another process; wait for it, or give --name")
         except OSError as error:
             raise RunFolderError(f"{self.path} cannot be written: {error.strerror}; move it away") from error
-        lines = JsonLines(self.path)
-        first = next(lines.news(lines.size()), None)
+        first = next(JsonLines(self.path).news(), None)
         if first is None:
             self._write({"judge": judge})
         elif first.get("judge") != judge:

@@ -88,7 +88,7 @@ class Watch:
 
     def _read_events(self) -> None:
         before = self._lines.place
-        for content in self._lines.news(self._lines.size()):
+        for content in self._lines.news():
             self.events.append(Event(time.monotonic(), content.pop("event"), content, self._lines.place - before))
             before = self._lines.place
 
