@@ -181,8 +181,7 @@ def generalized_advantages(rewards: np.ndarray, values: np.ndarray, discount: fl
 def normalised(values: torch.Tensor, peers: Peers) -> torch.Tensor:
     """``values``, shape [N], with mean 0 and standard deviation 1 over the rows of all ranks."""
     mean, size = _mean_and_unit(peers.total(_sums(values)))
-    result: torch.Tensor = (values - mean) / size
-    return result
+    return (values - mean) / size
 
 
 def _sums(values: torch.Tensor) -> torch.Tensor:

@@ -50,18 +50,16 @@ class Guided:
     """Fulfils ``Emulator``: another one, whose oracle acts in tasks that are marked for it, whatever action comes."""
 
     def __init__(self, factory: EmulatorFactory) -> None:
-        self._emulator: Any = factory()
+        self._emulator = factory()
         self._is_solved = False
 
     def reset(self, task: Task, seed: int) -> Observation:
         self._is_solved = _SOLVE in task.params
         params = {name: value for name, value in task.params.items() if name != _SOLVE}
-        seen: Observation = self._emulator.reset(Task(task.id, task.instruction, params), seed)
-        return seen
+        return self._emulator.reset(Task(task.id, task.instruction, params), seed)
 
     def step(self, action: Json) -> Transition:
-        answer: Transition = self._emulator.step(self._emulator.oracle() if self._is_solved else action)
-        return answer
+        return self._emulator.step(self.oracle() if self._is_solved else action)
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._emulator, name)

@@ -27,6 +27,7 @@ from digirl_dist.storage.checkpoint import Checkpoint
 from digirl_dist.storage.events import Events
 from digirl_dist.storage.status import Status, WorkerStatus
 from digirl_dist.threads import SerialQueue, after, fulfil
+from digirl_dist.types import T
 
 _END_S = 5.0
 
@@ -161,10 +162,7 @@ class InThisProcess:
 
     def decide(self, requests: Sequence[InferenceRequest]) -> list[InferenceReply]:
         """Returns one reply per request. Raises PolicyLostError if the function does not return in time."""
-        answers: list[InferenceReply] = self._within_limit(
-            partial(self._decide, requests), f"decide {len(requests)} actions"
-        )
-        return answers
+        return self._within_limit(partial(self._decide, requests), f"decide {len(requests)} actions")
 
     def close(self) -> None:
         """Nothing of it outlives the caller."""
@@ -174,8 +172,8 @@ class InThisProcess:
         """Where the machine refused a thread, it may give one to what is asked next."""
         self._queue = SerialQueue("act", self._renew)
 
-    def _within_limit(self, work: Callable[[], Any], doing: str) -> Any:
-        done: Future[Any] = Future()
+    def _within_limit(self, work: Callable[[], T], doing: str) -> T:
+        done: Future[T] = Future()
         self._queue.do(partial(fulfil, done, work))
         if not wait([done], self._limit_s).done:
             done.cancel()

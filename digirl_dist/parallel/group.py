@@ -177,8 +177,7 @@ def joined(rank: Rank, device: str, limits: GroupLimits) -> Iterator[Group]:
 
 def _meet(rank: Rank, limit_s: float) -> Store:
     if rank.world_size == 1:
-        alone: Store = HashStore()  # nobody to meet, with or without a launcher
-        return alone
+        return HashStore()  # nobody to meet, with or without a launcher
     with telling_a_wait(rank, limit_s, lambda: "the other ranks to start"):
         return _met(rank, limit_s)
 

@@ -43,8 +43,7 @@ def embed(image: bytes) -> str:
 def decoded(image: bytes) -> Image.Image:
     """Decodes a screenshot to RGB. It comes from a worker, so anything larger than a screen raises ValueError."""
     with _screenshot(image) as opened:
-        frame: Image.Image = opened.convert("RGB")
-        return frame
+        return opened.convert("RGB")
 
 
 @contextmanager

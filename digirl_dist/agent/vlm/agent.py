@@ -142,8 +142,7 @@ class VlmAgent(nn.Module):
 
     def prompt(self, observation: Observation) -> list[int]:
         """The tokens that the model reads for an observation, those in whose places it reads the picture included."""
-        tokens: list[int] = self._read([observation])["input_ids"][0].tolist()
-        return tokens
+        return self._read([observation])["input_ids"][0].tolist()
 
     @property
     def _model(self) -> Any:
