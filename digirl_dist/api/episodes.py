@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import html
+import importlib
 import io
 import operator
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -133,8 +134,6 @@ def _inert(text: str) -> str:
 def import_pandas() -> ModuleType:
     """Raises SettingsError, naming the remedy, if pandas is not installed."""
     try:
-        import pandas
+        return importlib.import_module("pandas")
     except ImportError as error:
         raise SettingsError("tables need pandas: pip install 'digirl_dist[data]'") from error
-    module: ModuleType = pandas
-    return module
