@@ -14,7 +14,6 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import TypeVar
 
 import msgspec
 
@@ -27,6 +26,7 @@ from digirl_dist.protocol.messages import MOST_BYTES
 from digirl_dist.protocol.relay import Fetch, Fetched, HostKeyKind, Offer, Offered, Tensor, decode, encode
 from digirl_dist.ssh.channel import Channel
 from digirl_dist.ssh.connection import Connection
+from digirl_dist.types import T
 
 _SMALLEST = 1 << 20
 """Fewer bytes are sooner sent than a login is made."""
@@ -36,7 +36,6 @@ _FINGERPRINT = re.compile(r"(SHA256:[A-Za-z0-9+/]{43}) \((\S*)\)")
 _KINDS: tuple[HostKeyKind, ...] = ("ed25519", "ecdsa", "rsa")
 
 Tell = Callable[[WorkerEvent], None]
-_Answer = TypeVar("_Answer", bound=msgspec.Struct)
 
 
 class _NoOffer(WorkerError):
@@ -237,7 +236,7 @@ class Relay:
             raise refusal from error
         return channel
 
-    def _next(self, channel: Channel, kind: type[_Answer]) -> _Answer:
+    def _next(self, channel: Channel, kind: type[T]) -> T:
         line = channel.readline(_ANSWER_S, MOST_BYTES)
         if not line:
             raise channel.ended()

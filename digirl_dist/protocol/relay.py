@@ -6,14 +6,14 @@ logs in to the first with that worker's key, and gets each tensor from a courier
 
 from __future__ import annotations
 
-from typing import Annotated, Literal, TypeVar
+from typing import Annotated, Literal
 
 import msgspec
 from msgspec import Meta
 
 from digirl_dist.errors import ProtocolError
 from digirl_dist.protocol.messages import MOST_BYTES, Digest, Name, Reason, decoded
-from digirl_dist.types import Natural
+from digirl_dist.types import Natural, T
 
 MOST_OF_REQUESTS = 1 << 24
 """The longest line that names tensors."""
@@ -73,9 +73,6 @@ class Fetched(msgspec.Struct, frozen=True):
     """Bytes received in total."""
     error: Reason = ""
     """Reason why no more will come."""
-
-
-T = TypeVar("T", bound=msgspec.Struct)
 
 
 def encode(message: msgspec.Struct) -> bytes:
