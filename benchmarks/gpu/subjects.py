@@ -134,7 +134,7 @@ checkpointed_vlm = partial(_vlm, gradient_checkpointing=True)
 
 def algorithm(name: str) -> AlgorithmFactory:
     """An algorithm as it comes, in groups of ``_GROUP`` where it needs groups."""
-    block = algorithm_settings()().block(name)
+    block = getattr(algorithm_settings()(), name)
     assert isinstance(block, AlgorithmPlugin)
     if name.startswith("grpo"):
         block.group_size = _GROUP  # type: ignore[attr-defined]

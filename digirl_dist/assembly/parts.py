@@ -161,7 +161,7 @@ def algorithm_plugin(settings: Settings) -> AlgorithmPlugin:
     algorithm = settings.algorithm
     if algorithm.entry_point is not None:
         return OwnAlgorithm(algorithm.entry_point, algorithm.kwargs)
-    block = algorithm.block(settings.train_algorithm)
+    block = getattr(algorithm, settings.train_algorithm)
     assert isinstance(block, AlgorithmPlugin)
     return block
 

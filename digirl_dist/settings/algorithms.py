@@ -7,7 +7,7 @@ from functools import cache
 from typing import Any, ClassVar
 
 from digirl_dist.settings.expert import expert
-from digirl_dist.settings.plugins import ALGORITHM, AlgorithmBlock, settings_classes
+from digirl_dist.settings.plugins import ALGORITHM, settings_classes
 from digirl_dist.settings.ranges import Amount, Count, CountOrNone, Few, FewOrNone, Positive, Rate
 
 
@@ -91,11 +91,6 @@ class AlgorithmSettingsBase(ExperienceSettings):
     """Your own algorithm, ``my_file:MyAlgorithm``, instead of the one that ``train_algorithm`` names."""
     kwargs: dict[str, Any] = field(default_factory=dict)
     """Arguments of your algorithm besides the agent, ``peers`` and ``seed``."""
-
-    def block(self, name: str) -> AlgorithmBlock:
-        """Returns the settings of one algorithm."""
-        block: AlgorithmBlock = getattr(self, name)
-        return block
 
 
 @cache

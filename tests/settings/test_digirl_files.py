@@ -47,14 +47,14 @@ def test_the_files_as_edited_become_settings_of_the_same_meaning(tmp_path: Path)
     assert settings.task_set == "/home/ann/digirl/digirl/environment/android/assets/task_set/general_{split}.txt"
     assert (settings.emulator.avd, settings.emulator.sdk_path) == ("test_Android", "/home/ann/.android")  # type: ignore[attr-defined]
     assert settings.rollout_size == 32, "16 on each of two workers"
-    actor = settings.algorithm.block("digirl").actor  # type: ignore[attr-defined]
+    actor = settings.algorithm.digirl.actor  # type: ignore[attr-defined]
     assert (actor.max_examples, actor.batch_size, actor.rows_at_once) == (20 * 32 * 4, 4 * 32, 4)
     assert (actor.learning_rate, actor.clip_norm) == (1e-4, 0.01)
-    digirl = settings.algorithm.block("digirl")
-    assert (digirl.advantage, digirl.top_share) == ("code", 0.1)  # type: ignore[attr-defined]
+    digirl = settings.algorithm.digirl  # type: ignore[attr-defined]
+    assert (digirl.advantage, digirl.top_share) == ("code", 0.1)
     cloning = load(tmp_path, "train_algorithm=filteredbc").algorithm
-    block = cloning.block("filtered_bc")
-    assert (block.avoid, block.newest >= settings.trainer.replay_size) == (0, True)  # type: ignore[attr-defined]
+    block = cloning.filtered_bc  # type: ignore[attr-defined]
+    assert (block.avoid, block.newest >= settings.trainer.replay_size) == (0, True)
     for shared in (settings.algorithm, cloning):
         assert shared.hindsight.most == shared.unsolved == 0 and not shared.erase_loops
     worker = load(tmp_path, name="worker")
@@ -67,7 +67,7 @@ def test_digirls_words_are_understood_in_its_files_and_in_ours(own: str, tmp_pat
         write(tmp_path, "/home/ann", **EDITED), f"train_mode={own}", "train_algorithm=filteredbc", "lm_lr=3e-4"
     )
     assert theirs.train_mode is TrainMode.offline_to_online and theirs.train_algorithm == "filtered_bc"
-    assert theirs.algorithm.block("filtered_bc").actor.learning_rate == 3e-4  # type: ignore[attr-defined]
+    assert theirs.algorithm.filtered_bc.actor.learning_rate == 3e-4  # type: ignore[attr-defined]
     assert theirs.offline.data == ["/home/ann/logs/general-off2on-sft-trajectories.pt"]
     assert (theirs.offline.iterations, theirs.train_iterations) == (30, 430)
     ours = configuration.load("config/multimachine", "host", [f"train_mode={own}", "train_algorithm=filteredbc"])

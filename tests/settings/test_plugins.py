@@ -26,7 +26,7 @@ def test_a_name_that_no_file_has_is_no_attribute() -> None:
 
 def test_all_algorithms_have_a_block_that_travels() -> None:
     blocks = settings.AlgorithmSettings()
-    assert [type(blocks.block(name)) for name in ALGORITHM.names()] == list(settings_classes(ALGORITHM).values())
+    assert [type(getattr(blocks, name)) for name in ALGORITHM.names()] == list(settings_classes(ALGORITHM).values())
     assert pickle.loads(pickle.dumps(blocks)) == blocks
 
 
