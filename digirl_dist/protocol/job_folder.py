@@ -41,10 +41,8 @@ class JobFolder:
 
     root: Path
 
-    @property
-    def socket(self) -> str:
-        """Relative to ``root``, because the path of a Unix socket may have 107 bytes only."""
-        return "control.sock"
+    socket = "control.sock"
+    """Relative to ``root``, because the path of a Unix socket may have 107 bytes only."""
 
     @property
     def lock(self) -> Path:
