@@ -10,7 +10,7 @@ import os
 import signal
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from types import FrameType
 from typing import NoReturn
@@ -97,16 +97,21 @@ def interruptions_wait() -> Iterator[None]:
             raise KeyboardInterrupt
 
     signals = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-    before = {each: handler for each in signals if callable(handler := signal.getsignal(each))}
-    for each in before:
-        signal.signal(each, note)
+    with handled([each for each in signals if callable(signal.getsignal(each))], note):
+        yield
+    if came:
+        raise KeyboardInterrupt
+
+
+@contextmanager
+def handled(signals: Sequence[int], handler: Callable[[int, FrameType | None], None]) -> Iterator[None]:
+    """Has ``handler`` called for these signals until the end of the block; only the main thread may do so."""
+    before = {each: signal.signal(each, handler) for each in signals}
     try:
         yield
     finally:
-        for each, handler in before.items():
-            signal.signal(each, handler)
-    if came:
-        raise KeyboardInterrupt
+        for each, former in before.items():
+            signal.signal(each, former)
 
 
 def _interrupt(*_: object) -> None:

@@ -22,7 +22,7 @@ from tempfile import TemporaryDirectory
 from types import FrameType
 
 from digirl_dist.child_process import ends_with_this_process, environment
-from digirl_dist.exit_status import Parser
+from digirl_dist.exit_status import Parser, handled
 from digirl_dist.parallel.failure import say
 from digirl_dist.parallel.rank import Rank, store_variables, torch_variables
 
@@ -109,12 +109,8 @@ def _noted_signals() -> Iterator[list[int]]:
 
     is_main = threading.current_thread() is threading.main_thread()
     heeded = [each for each in _ENDING if is_main and signal.getsignal(each) is not signal.SIG_IGN]
-    before = {each: signal.signal(each, note) for each in heeded}
-    try:
+    with handled(heeded, note):
         yield asked
-    finally:
-        for each, handler in before.items():
-            signal.signal(each, handler)
 
 
 def _watch(children: _Ranks, asked: list[int]) -> int:
