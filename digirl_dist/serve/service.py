@@ -26,7 +26,7 @@ from digirl_dist.storage import json_lines, strict_json
 from digirl_dist.storage.checkpoint import read_weights
 from digirl_dist.tasks import Share, Task
 from digirl_dist.trajectory import Observation
-from digirl_dist.types import Json
+from digirl_dist.types import Json, Natural
 
 _AGAIN_S = 1.0
 _TASKS_BYTES = 16 << 20
@@ -37,7 +37,6 @@ find room in its line (``json_lines.LONGEST_LINE``)."""
 _LONGEST_REASON = 10_000
 
 Text = Annotated[str, Meta(min_length=1, max_length=900)]
-Whole = Annotated[int, Meta(ge=0, le=2**53)]
 
 
 class TaskGiven(msgspec.Struct, forbid_unknown_fields=True):
@@ -85,7 +84,7 @@ class NewPolicy(msgspec.Struct, forbid_unknown_fields=True):
     """The name by which the endpoint that acts knows its new weights."""
     sampling: dict[str, Json] | None = None
     """Further keys of the endpoint's requests, in place of those before."""
-    version: Whole | None = None
+    version: Natural | None = None
     """Your own number for it, larger than those before; null takes the next one."""
 
 

@@ -42,7 +42,6 @@ Pixels = Annotated[int, Meta(ge=8, le=4096)]
 Screenshots = Annotated[int, Meta(ge=1, le=9)]
 """Of one prompt: ``trajectory.MOST_EARLIER`` and the present one."""
 Port = Annotated[int, Meta(ge=1, le=65_535)]
-Seed = Annotated[int, Meta(ge=0, le=2**53)]
 Quality = Annotated[int, Meta(ge=1, le=100)]
 ImageSize = Annotated[list[Few], Meta(min_length=2, max_length=2)]
 """Height and width."""

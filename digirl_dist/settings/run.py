@@ -21,10 +21,10 @@ from digirl_dist.settings.ranges import (
     FewOrNone,
     Pause,
     Processes,
-    Seed,
 )
 from digirl_dist.settings.trainers import DistributedSettings, TrainerSettings
 from digirl_dist.settings.workers import InstallSettings, LimitSettings, SlurmSettings, SshSettings
+from digirl_dist.types import Natural
 
 
 class Parallel(Enum):
@@ -194,7 +194,7 @@ class Settings:
     name stands for train or test."""
     task_split: TaskSplit = TaskSplit.train
     task_order: TaskOrder = TaskOrder.random
-    seed: Seed = 0
+    seed: Natural = 0
     """Seed of the first weights, of the tasks, and of every episode."""
     success: Success = Success.environment
     """What decides whether an episode was a success."""
