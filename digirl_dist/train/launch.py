@@ -88,8 +88,8 @@ class ResumedState:
 
     @property
     def global_step(self) -> int:
-        """How many steps all emulators of all ranks have made."""
-        return int(self.trainer["global_step"]) if self.iteration else 0
+        """How many steps all emulators of all ranks have made; what a host has collected before counts none."""
+        return int(self.trainer.get("global_step", 0))
 
 
 tell = partial(print, flush=True)

@@ -20,6 +20,7 @@ from run_files import events, lines, metrics
 from chaos.processes import runs
 from digirl_dist import Run
 from digirl_dist.assembly.validate import Command, refuse_contradictions
+from digirl_dist.cli.main import main as run
 from digirl_dist.emulator import DiscreteActions, EmulatorSpec
 from digirl_dist.errors import SettingsError
 from digirl_dist.parallel.loopback import free_port
@@ -332,6 +333,19 @@ def test_a_line_of_metrics_that_a_crash_lost_is_made_up_for(tmp_path: Path) -> N
         (tmp_path / "metrics.jsonl").write_text("")
     assert [line["iteration"] for line in before] == [0, 1]
     assert before[0]["episodes"] == sum(each.ticket.iteration == 0 for each in episodes(tmp_path))
+
+
+@pytest.mark.component
+def test_a_run_goes_on_with_a_host_or_with_ranks_whichever_began_it(tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    same = words(folder, "evaluation.every=0")
+    host = ["run", "--config-name", "ranks", *(each for each in same if not each.startswith("distributed."))]
+    assert run([*host, "train_iterations=1"]) == 0
+    assert main([*same, "train_iterations=2"]) == 0
+    assert metrics(folder)[-1]["global_step"] == STEPS * SLOTS
+    assert run([*host, "train_iterations=3"]) == 0
+    assert [line["iteration"] for line in metrics(folder)] == [0, 1, 2]
+    assert {each.ticket.iteration for each in episodes(folder)} == {0, 1, 2}
 
 
 @pytest.mark.unit
