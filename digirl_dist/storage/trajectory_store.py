@@ -159,15 +159,15 @@ class Store:
     def replay(self, until: int, capacity: int) -> list[Trajectory]:
         """Returns the newest ``capacity`` episodes of iterations up to and including ``until``, oldest first.
 
-        The iterations that it read stay in memory for the next call.
+        Iterations without a file are passed over. Those that it read stay in memory for the next call.
         """
         newest: list[Trajectory] = []
         kept: dict[int, Sequence[Trajectory]] = {}
-        iteration = until
-        while iteration >= 0 and len(newest) < capacity and self.has(Round(iteration)):
-            newest = [*self.read(iteration), *newest]
-            kept[iteration] = self._recent[iteration]
-            iteration -= 1
+        numbers = sorted(int(path.stem) for path in self.root.glob("[0-9]*.parquet") if path.stem.isdecimal())
+        while numbers and len(newest) < capacity:
+            if (iteration := numbers.pop()) <= until:
+                newest = [*self.read(iteration), *newest]
+                kept[iteration] = self._recent[iteration]
         self._recent, self._replayed = kept, kept.keys()
         return newest[-capacity:]
 

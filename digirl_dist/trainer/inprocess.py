@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
@@ -69,7 +70,8 @@ class InProcessTrainer:
         self._refused: tuple[RefusedEpisode, ...] = ()
         self._table: pa.Table | None = None
         self._iteration: int | None = None
-        self._replayed = 0
+        self._replayed: dict[int, int] = {}
+        """How many episodes of each iteration the last update saw; of a checkpoint of old or of ranks, all at -1."""
         self._whole = self._state()
 
     def resume(self) -> Checkpoint:
@@ -118,7 +120,7 @@ class InProcessTrainer:
         self._agent.train(False)  # an attempt that broke off may have left it in training mode
         with seeded(self._seed, iteration):
             returned = self._algorithm.update(fresh, [*self._offline, *collected])
-        self._replayed = len(collected)
+        self._replayed = dict(Counter(one.ticket.iteration for one in collected))
         self._whole = self._state()
         refuse_broken(self.weights())
         return returned
@@ -179,7 +181,7 @@ class InProcessTrainer:
             state = checkpoint.trainer_state()
             load_state(self._agent, checkpoint.state())
             load_state(self._algorithm, state["algorithm"])
-            self._replayed = state["replayed"]
+            self._replayed = {-1: noted} if isinstance(noted := state["replayed"], int) else noted
         self._iteration = checkpoint.iteration
 
     def _state(self) -> tuple[State, dict[str, Any]]:
@@ -189,10 +191,12 @@ class InProcessTrainer:
     def _replay(self, iteration: int, store: Store, fresh: int) -> list[Trajectory]:
         """Returns the newest collected episodes, ``fresh`` of them new. Raises TrajectoryError if some are missing."""
         replay = store.replay(iteration, self._replay_size)
-        wanted = min(self._replay_size, self._replayed + fresh) - len(store.refused.all())
-        if len(replay) < wanted:
+        wanted = min(self._replay_size, sum(self._replayed.values()) + fresh) - len(store.refused.all())
+        lost = max((number for number in self._replayed if not store.has(Round(number))), default=-1)
+        found = sum(one.ticket.iteration > lost for one in replay)  # older ones are in the place of those
+        if found < wanted:
             raise TrajectoryError(
-                f"{store.root} has {len(replay)} of the {wanted} newest episodes that iteration {iteration} "
+                f"{store.root} has {found} of the {wanted} newest episodes that iteration {iteration} "
                 "learns from; restore the missing files, or start another run"
             )
         return replay

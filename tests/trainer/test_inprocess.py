@@ -214,6 +214,24 @@ def test_episodes_that_got_lost_between_two_updates_are_missed(tmp_path: Path) -
         run(tmp_path, ALGORITHMS["filtered_bc"], 3)
 
 
+def test_older_episodes_do_not_take_the_place_of_lost_ones(tmp_path: Path) -> None:
+    run(tmp_path, ALGORITHMS["filtered_bc"], 4)
+    (tmp_path / "trajectories" / "000002.parquet").unlink()
+    with pytest.raises(TrajectoryError, match="has 48 of the 60 newest episodes"):
+        run(tmp_path, ALGORITHMS["filtered_bc"], 5)
+
+
+def test_a_run_that_has_collected_may_learn_offline_and_collect_again(tmp_path: Path) -> None:
+    """Offline iterations have no file."""
+    run(tmp_path, ALGORITHMS["filtered_bc"], 2)
+    store, factory = Store(tmp_path / "trajectories"), ALGORITHMS["filtered_bc"]
+    learn_until(4, trainer(tmp_path, factory, episodes(9)), store, lambda iteration: [])
+    assert {one.ticket.iteration for one in store.replay(3, 60)} == {0, 1}
+    run(tmp_path, factory, 5, episodes(9))
+    newest = Checkpoints(tmp_path / "checkpoints").newest()
+    assert newest is not None and newest.trainer_state()["replayed"] == {0: 12, 1: 24, 4: 24}
+
+
 @pytest.mark.parametrize("returned", [None, 0.3, {"loss": "low"}, {"loss": None}])
 def test_figures_that_are_none_are_refused_by_the_algorithms_name(tmp_path: Path, returned: Any) -> None:
     updates: list[int] = []
