@@ -36,7 +36,11 @@ class PeerError(DigirlDistError):
 
 
 class RunFolderError(DigirlDistError):
-    """The run folder is in use, foreign or damaged."""
+    """The run folder is foreign or damaged."""
+
+
+class FolderInUseError(RunFolderError):
+    """Another process has the run folder."""
 
 
 class NoRunError(SettingsError, RunFolderError):

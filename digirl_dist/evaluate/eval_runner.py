@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from digirl_dist.capacity import let_waiting_threads_sleep
-from digirl_dist.errors import RunFolderError, SettingsError
+from digirl_dist.errors import FolderInUseError, SettingsError
 from digirl_dist.evaluate.jobs import EvalJob, read_jobs
 from digirl_dist.evaluate.results import DONE, FAILED, INCOMPLETE, JobResult, OutputFolder, merge, table, wait_for_all
 from digirl_dist.exit_status import (
@@ -85,7 +85,7 @@ class EvalRun:
         started = time.monotonic()
         try:
             measured = measure(job, self.device, self.folder.run(job), self.folder.dataset(job, self.rank))
-        except RunFolderError:
+        except FolderInUseError:
             raise  # another evaluation runs it, and will write its result
         except (Exception, SystemExit) as error:  # a job's own code may raise anything; the table must show it
             trace = traceback.format_exc()

@@ -40,8 +40,8 @@ def measure(job: EvalJob, device: str, folder: Path, dataset: Path) -> Measured:
     """Runs the job with its policy on ``device`` in the run folder ``folder``, and writes its episodes to ``dataset``.
 
     Continues what an interrupted evaluation left in ``folder``. A job shares no state with others and ignores their
-    order. Raises CollectionError if no episode succeeds in running at all, RunFolderError if another process has the
-    folder.
+    order. Raises CollectionError if no episode succeeds in running at all, FolderInUseError if another process has
+    the folder.
     """
     rounds = 1
     while True:

@@ -16,7 +16,7 @@ from pathlib import Path
 
 import msgspec
 
-from digirl_dist.errors import NoRunError, RunFolderError, SettingsError
+from digirl_dist.errors import FolderInUseError, NoRunError, RunFolderError, SettingsError
 from digirl_dist.plain_text import nearest
 from digirl_dist.settings import regular_file
 from digirl_dist.settings.paths import expanded
@@ -104,7 +104,7 @@ def _read(folder: Path) -> _Record:
     try:
         return msgspec.json.decode(regular_file.content(path), type=_Record)
     except (msgspec.MsgspecError, ValueError, RecursionError) as error:  # ValueError: it is no Unicode
-        raise RunFolderError(f"{path} is damaged; restore it or choose another save_path") from error
+        raise RunFolderError(f"{path} is damaged; restore it, or remove it to go on with a new id") from error
 
 
 def _write(folder: Path, record: _Record) -> None:
@@ -296,7 +296,7 @@ class RunFolder:
             lock.seek(0)
             owner = lock.read().decode(errors="replace").strip()
             lock.close()
-            raise RunFolderError(
+            raise FolderInUseError(
                 f"save_path={self.root} is in use by process {owner}; wait for it, or choose another save_path"
             )
         return lock

@@ -206,6 +206,20 @@ def test_d4_whatever_a_job_raises_is_told_and_the_rest_run(
 
 
 @pytest.mark.component
+def test_d4_a_damaged_run_folder_is_its_jobs_alone(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    out, jobs = tmp_path / "out", [job("bad", overrides=MOODY), job("good", overrides=MOODY)]
+    identity = out / "runs" / "bad" / "run.json"
+    identity.parent.mkdir(parents=True)
+    identity.touch()
+    command = arguments(write(tmp_path / "jobs.json", jobs), out, "--continue_on_error")
+    assert main(command) == 1
+    assert statuses(out) == {"bad": "failed", "good": "done"}
+    assert f"{identity} is damaged; restore it, or remove it to go on" in capsys.readouterr().err
+    identity.unlink()
+    assert main(command) == 0
+
+
+@pytest.mark.component
 def test_a_job_keeps_the_episodes_that_finished(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     fragile = [*MOODY, "emulator.entry_point=user_classes_on_ranks:Fragile", "limits.episode_attempts=2"]
     jobs = write(tmp_path / "jobs.json", [job("odd", overrides=fragile, num_episodes=6), job("good", overrides=MOODY)])

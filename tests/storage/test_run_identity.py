@@ -126,5 +126,8 @@ def test_a_place_that_cannot_be_looked_at_holds_no_run(path: str, original: Path
 @pytest.mark.parametrize("content", ["", "[]", "{}", '{"run_id": 5}', '{"run_id": "a", "place": 5}', "[" * 100_000])
 def test_a_damaged_identity_is_named(content: str, original: Path) -> None:
     (original / "run.json").write_text(content)
-    with pytest.raises(RunFolderError, match="run.json is damaged; restore it or choose another save_path"):
+    with pytest.raises(RunFolderError, match="run.json is damaged; restore it, or remove it to go on with a new id"):
         RunFolder(original, "")
+    (original / "run.json").unlink()
+    with RunFolder(original, ""):
+        assert noted(original)["run_id"]
