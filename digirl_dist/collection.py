@@ -51,7 +51,7 @@ class CollectionResult:
     measured: int = 0
     """The policy version of a measurement."""
     set_aside: Sequence[str] = ()
-    """Each ticket that failed too often on too many workers, with the reasons; it is not asked again."""
+    """Each ticket that failed too often on too many workers, with the reasons; training does not ask for it again."""
     judging: dict[str, float] = field(default_factory=dict)
     """Time and cost of judging, unless the emulator judges."""
 

@@ -67,6 +67,19 @@ class Fragile(Counter):
         return seed >> 4 & 1 == 1
 
 
+class Away(Fragile):
+    """Cannot be reset with those while the file is there that says why."""
+
+    def __init__(self, down: str, length: int = 3) -> None:
+        super().__init__(length)
+        self._down = Path(down)
+
+    def reset(self, task: Task, seed: int) -> Observation:
+        if self._down.exists() and self.suffers(seed):
+            raise RuntimeError(self._down.read_text())
+        return Counter.reset(self, task, seed)
+
+
 class Faulty(Coin):
     """Cannot learn on rank 1."""
 

@@ -90,7 +90,8 @@ def build_collector(context: RunContext, stack: ExitStack) -> Collector:
         return OfflineCollector()
     if context.measured is not None:
         rounds = [Round(number, "measure", context.measured) for number in range(settings.eval_iterations)]
-        if all(map(context.store.has, rounds)):
+        ended = (context.store.landed(each) for each in rounds if context.store.has(each))
+        if [len(episodes) for episodes in ended] == [settings.rollout_size] * len(rounds):
             return StoredCollector(context.store)
     return OfflineFirst(build_pool(context, stack), schedule.offline_iterations(settings))
 

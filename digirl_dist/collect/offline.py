@@ -27,7 +27,7 @@ class OfflineCollector:
 
 
 class StoredCollector(OfflineCollector):
-    """Collector of rounds that ended before: their episodes are in the store."""
+    """Collector of rounds that ended before with all of their episodes, which are in the store."""
 
     def __init__(self, store: Store) -> None:
         self._store = store

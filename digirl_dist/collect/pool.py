@@ -104,7 +104,8 @@ class AwaitedRound:
     def taken_up(self, store: Store) -> tuple[dict[Key, Trajectory], list[str]]:
         """Returns the episodes that had landed, as far as they are what the tickets ask for, and why others are not.
 
-        The others are left aside. Raises CollectionError if the round is closed with one of them.
+        The others are left aside. Raises CollectionError if the round is closed with one of them. A measurement that
+        closed without some goes on.
         """
         landed, left_aside = store.landed(self.round), []
         for key, episode in [*landed.items()]:
@@ -121,7 +122,10 @@ class AwaitedRound:
             left_aside.append(f"{episode.episode_id}: {misfit}")
             del landed[key]
         if store.has(self.round):
-            self.landed, self.missing = landed, set()
+            if self.round.purpose == "measure" and len(landed) < len(self.tickets):
+                store.reopen(self.round)
+            else:
+                self.landed, self.missing = landed, set()
         return landed, left_aside
 
 

@@ -99,7 +99,8 @@ def _until(episodes: list[Trajectory], num_steps: int | None) -> list[Trajectory
 
 
 def _set_aside(folder: Path) -> list[str]:
-    """Returns why tickets of the run were set aside."""
+    """Returns why tickets of the run were set aside at last, of those that have no episode."""
     events = json_lines.read(folder / "events.jsonl")
-    aside = [event for event in events if event["event"] == "ticket_set_aside"]
-    return list(dict.fromkeys(f"episode {event['ticket']}: {event['reason']}" for event in aside))
+    ends = (event for event in events if event["event"] in ("ticket_set_aside", "episode"))
+    last = {(event.get("iteration"), event["ticket"]): event.get("reason") for event in ends}
+    return list(dict.fromkeys(f"episode {ticket}: {reason}" for (_, ticket), reason in last.items() if reason))

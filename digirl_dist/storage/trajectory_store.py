@@ -140,6 +140,16 @@ class Store:
             self._remember(result.iteration, result.trajectories)
         result.stored_at = time.monotonic()
 
+    def reopen(self, measured: Round) -> None:
+        """Has a round of a measurement accept episodes again; those of its file have landed, as before it ended."""
+        folder, ended = self._landing / _name(measured), self._file(measured)
+        self._write_policy.wait_for(str(folder), lambda: folder.mkdir(parents=True, exist_ok=True))
+        for key, episode in self.landed(measured).items():
+            written = partial(atomic_files.write_bytes, folder / _file_name(key), episode_file.encode(episode))
+            self._write_policy.wait_for(str(folder), written)
+        ended.unlink()
+        atomic_files.flush(ended.parent)
+
     def has(self, wanted: Round) -> bool:
         """Returns whether the round's file exists, so that it accepts no more; offline iterations have none."""
         return self._file(wanted).exists()

@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 from process_watch import eventually
 from rank_launch import example, launch, rank_process, ranks, started
+from run_files import events
 from user_classes_on_ranks import Fragile
 
 from digirl_dist.errors import EvalJobsError
@@ -236,6 +237,28 @@ def test_a_job_keeps_the_episodes_that_finished(tmp_path: Path, capsys: pytest.C
     told = f"{len(kept)} of 6 episodes; set aside: "
     assert odd["traceback"].startswith(told) and "no way to begin with seed" in odd["traceback"]
     assert f"odd is incomplete: {told}" in capsys.readouterr().err
+
+
+@pytest.mark.component
+def test_an_incomplete_job_becomes_complete_once_its_environment_is_there(tmp_path: Path) -> None:
+    down = tmp_path / "down"
+    away = ["emulator.entry_point=user_classes_on_ranks:Away", f"emulator.kwargs.down={down}"]
+    jobs, told = write(tmp_path / "jobs.json", [job("odd", overrides=[*MOODY, *away], num_episodes=6)]), []
+    for reason in ("the server is down", "it is down again"):
+        down.write_text(reason)
+        assert main(arguments(jobs, tmp_path / "out")) == 1
+        [odd] = merged(tmp_path / "out")
+        assert odd["status"] == "incomplete"
+        told.append(odd["traceback"])
+    assert "the server is down" in told[0] and "it is down again" in told[1] and "the server is down" not in told[1]
+    before = parquet.read(tmp_path / "out" / "dataset_odd.parquet")
+    down.unlink()
+    assert main(arguments(jobs, tmp_path / "out", "--resume")) == 0
+    assert statuses(tmp_path / "out") == {"odd": "done"}
+    whole = {one.episode_id for one in parquet.read(tmp_path / "out" / "dataset_odd.parquet")}
+    assert len(whole) == 6 and {one.episode_id for one in before} < whole
+    ended = [each["ticket"] for each in events(tmp_path / "out" / "runs" / "odd", "episode")]
+    assert sorted(ended) == [*range(6)], "none ran again"
 
 
 @pytest.mark.component

@@ -104,6 +104,21 @@ def test_what_a_host_left_that_was_killed_as_a_round_ended_is_swept(tmp_path: Pa
     assert over.purpose == "train" or not left.exists(), "parts among the trajectories go with the lock of the folder"
 
 
+def test_a_round_that_is_opened_again_keeps_its_episodes_and_takes_more(tmp_path: Path) -> None:
+    store, wanted = Store(tmp_path / "trajectories"), Round(0, "measure", 4)
+    first, second = (
+        replace(one, ticket=replace(one.ticket, iteration=0, policy_version=4, purpose="measure"))
+        for one in (episode(4, 0), episode(4, 1))
+    )
+    store.append(CollectionResult(0, [first], purpose="measure", measured=4))
+    assert not store.land(wanted, second)
+    store.reopen(wanted)
+    assert store.land(wanted, second)
+    for later in (store, Store(tmp_path / "trajectories")):
+        later.sweep()
+        assert [*later.landed(wanted)] == [first.ticket.key, second.ticket.key]
+
+
 def test_to_open_a_store_makes_no_folder(tmp_path: Path) -> None:
     assert not Store(tmp_path / "run").has(Round(0)) and not (tmp_path / "run").exists()
 
