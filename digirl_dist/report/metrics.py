@@ -59,10 +59,10 @@ class Metrics:
         """All figures, decoded anew: of a long run that takes a while."""
         return [_LINES.decode(text) for text in self._texts]
 
-    def keep_until(self, iteration: int) -> None:
-        """Drops the lines of iterations that a crash undid, and an incomplete line."""
+    def keep_until(self, iteration: int, of: Sequence[int] = ()) -> None:
+        """Drops the lines of iterations that a crash undid, and an incomplete line; ``of`` counts in their place."""
         self._write_policy.wait_for(str(self.path), lambda: json_lines.opened_to_append(self.path).close())
-        kept = [place for place, each in enumerate(self.iterations) if each < iteration]
+        kept = [place for place, each in enumerate(of or self.iterations) if each < iteration]
         if len(kept) == len(self._texts):
             return
         self._texts, self.iterations = [self._texts[at] for at in kept], [self.iterations[at] for at in kept]

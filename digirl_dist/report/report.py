@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shlex
+import shutil
 import time
 from collections import Counter
 from dataclasses import asdict, replace
@@ -85,7 +86,16 @@ class Report:
         self._told_at = 0.0
 
     def resumed(self, checkpoint: Checkpoint, store: Store, iterations: int) -> None:
-        """Makes the metrics agree with the checkpoint, whatever state a crash left them in."""
+        """Makes the metrics agree with the checkpoint, whatever state a crash left them in.
+
+        What checkpoints have left that somebody removed since would count as that of others: it is kept aside.
+        """
+        measured_of = [line.get("checkpoint", 0) for line in self._evaluations.lines]
+        if max(measured_of, default=0) > checkpoint.iteration:
+            shutil.copy(self._folder.evaluations, self._folder.evaluations.with_suffix(f".{time.time_ns()}.jsonl"))
+            self._evaluations.keep_until(checkpoint.iteration + 1, measured_of)
+        if aside := store.leave_beyond(checkpoint.iteration):
+            self._progress.say(f"checkpoint {checkpoint.iteration} is the newest; what later ones left is in {aside}")
         self._metrics.make_up_for(checkpoint.iteration, store, self._outcomes)
         self._events.emit("run_started", iteration=checkpoint.iteration)
         self._progress.begin(checkpoint.iteration, iterations)

@@ -266,6 +266,8 @@ class Checkpoints:
         ``table`` is that of the update which made it (``storage.update_table``), and stays when the checkpoint goes.
         """
         self._write_policy.wait_for(str(self.table(iteration)), lambda: _write_table(self.table(iteration), table))
+        if (best := self._best()) is not None and best.iteration >= iteration:  # of a checkpoint that was removed
+            (self.root / "best.json").unlink()
         policy = {name: tensor.detach().cpu().contiguous().clone() for name, tensor in policy.items()}
         part = self._folder(iteration).with_suffix(".part")
         checkpoint = Checkpoint(self._folder(iteration), iteration, describe(policy), policy=self._policy)

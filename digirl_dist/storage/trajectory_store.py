@@ -10,6 +10,7 @@ trajectories folder meet none of them. Episodes that broke an update move to ``t
 
 from __future__ import annotations
 
+import os
 import shutil
 import threading
 import time
@@ -101,6 +102,22 @@ class Store:
             kept = aside / f"{counts_in.purpose}-{time.time_ns()}-{path.name}"
             self._write_policy.wait_for(str(kept), lambda: atomic_files.replace(path, kept, flushed=False))
             self._known(counts_in).pop(key, None)
+
+    def leave_beyond(self, newest: int) -> Path | None:
+        """Moves aside what policies after ``newest``, whose checkpoints are gone, have left; returns where it is.
+
+        No crash leaves such things: somebody went back. Of a round that is not over, one such episode takes all along.
+        """
+        run, landing = self.root.parent, self._landing
+        folders = self.root, run / "evaluation", landing / "evaluate", landing / "measure"
+        ended = [each for one in folders for each in one.glob("[0-9]*") if each.name[:6] > f"{newest:06d}"]
+        rounds = {number: self.landed(Round(number)).values() for number in self.unfinished()}
+        newer = [number for number in rounds if any(one.ticket.policy_version > newest for one in rounds[number])]
+        aside = landing / "aside" / f"after-{newest:06d}-{time.time_ns()}"
+        for path in (beyond := [*ended, *(landing / _name(Round(number)) for number in newer)]):
+            self._write_policy.wait_for(str(aside), partial(os.renames, path, aside / path.relative_to(run)))
+        self._landed.clear()
+        return aside if beyond else None
 
     def unfinished(self) -> list[int]:
         """Returns the iterations of which episodes have landed, and that have no file yet."""

@@ -27,7 +27,7 @@ from digirl_dist.storage.events import Events
 from digirl_dist.storage.run_folder import RunFolder
 from digirl_dist.storage.status import Status
 from digirl_dist.storage.trajectory_store import Store
-from digirl_dist.tasks import Plan, Task, Ticket
+from digirl_dist.tasks import Plan, Round, Task, Ticket
 from digirl_dist.trainer import Update
 from digirl_dist.trajectory import Observation, Step, Trajectory
 
@@ -109,6 +109,35 @@ def test_a_checkpoint_whose_measurement_a_crash_left_unrated_is_rated_by_the_nex
     best = checkpoints.best()
     assert best is not None and best.iteration == 0
     assert len(lines(folder.evaluations)) == 1, "it was not measured again"
+
+
+def test_what_checkpoints_left_that_are_gone_is_kept_aside_and_what_a_crash_left_counts(folder: RunFolder) -> None:
+    store, checkpoint, before = Store(folder.trajectories), Checkpoint(Path(), 1, {}), report_of(folder)
+    for version in range(4):
+        store.append(CollectionResult(version, episodes(version, [True])))
+        measured = CollectionResult(version, episodes(version, [True]), purpose="evaluate")
+        store.append(measured)
+        before.evaluation(measured, replace(checkpoint, iteration=version))
+    (folder.trajectories / "000003.parquet").unlink()
+    for number, version in ((3, 1), (4, 3)):
+        store.land(Round(number), episodes(version, [True])[0])
+    whole = folder.evaluations.read_text()
+    report = report_of(folder)
+    for _ in range(2):  # the second finds nothing more
+        store = Store(folder.trajectories)
+        report.resumed(checkpoint, store, 4)
+        assert [store.has(Round(number)) for number in range(4)] == [True, True, False, False]
+        assert [store.has(Round(version, "evaluate")) for version in range(4)] == [True, True, False, False]
+        assert store.unfinished() == [3], "what acted with a checkpoint that is there"
+        rated = [report.rating(replace(checkpoint, iteration=version)) is not None for version in range(4)]
+        assert rated == [True, True, False, False]
+    (kept,) = (folder.trajectories / ".landing" / "aside").iterdir()
+    found = {str(path.relative_to(kept)) for path in kept.rglob("*.*") if path.is_file()}
+    evaluated = {f"evaluation/00000{version}/training.parquet" for version in (2, 3)}
+    landed = "trajectories/.landing/000004/000000-00000.episode"
+    assert found == {"trajectories/000002.parquet", landed, *evaluated}
+    (copy,) = folder.root.glob("evaluation.*.jsonl")
+    assert copy.read_text() == whole
 
 
 def test_groups_whose_seed_is_ignored_are_reported_once(folder: RunFolder) -> None:

@@ -143,6 +143,18 @@ def test_a_copy_that_followed_the_links_goes_on_and_keeps_the_best(tmp_path: Pat
     assert [(there.root / name).resolve().name for name in ("best", "latest")] == ["000001", "000003"]
 
 
+def test_the_best_is_forgotten_with_its_checkpoint(tmp_path: Path) -> None:
+    """After somebody went back, another policy has its number."""
+    checkpoints = Checkpoints(tmp_path)
+    for iteration in range(3):
+        checkpoints.rate(checkpoints.save(iteration, state(), {}, {}), [0.1, 0.2, 0.9][iteration])
+    shutil.rmtree(tmp_path / "000002")
+    again = checkpoints.save(2, state(), {}, {})
+    assert checkpoints.best() is None
+    checkpoints.rate(again, 0.3)
+    assert (tmp_path / "best").resolve() == again.folder.resolve()
+
+
 def test_success_and_reward_are_not_compared_with_each_other(tmp_path: Path) -> None:
     checkpoints = Checkpoints(tmp_path)
     rated = [(0.9, "success_rate"), (-50.0, "reward_mean"), (-60.0, "reward_mean"), (-40.0, "reward_mean")]
