@@ -76,6 +76,8 @@ class _Version:
     checkpoint: Checkpoint
     began_at: float = field(default_factory=time.monotonic)
     adapter: Future[str] = field(default_factory=Future)
+    asked: int = 0
+    """Requests that it is answering, which outlive its use: episodes that began under others act with the newest."""
 
 
 class EnginePolicies:
@@ -121,9 +123,8 @@ class EnginePolicies:
             known = self._versions.get(version)
             if known is None or known.checkpoint.tensors != checkpoint.tensors:
                 self._begin(checkpoint)
-            for old in before.values():
-                if old is not self._versions.get(old.checkpoint.iteration):
-                    self._unloads.do(lambda old=old: self._unload(old))  # type: ignore[misc]
+            for each in before.values():
+                self._let_go(each)
 
     def ask(self, request: InferenceRequest, tell: Callable[[InferenceReply], None]) -> None:
         asked_at = time.monotonic()
@@ -204,30 +205,40 @@ class EnginePolicies:
 
     def _reply(self, request: InferenceRequest, asked_at: float) -> InferenceReply:
         try:
-            version = self._acting(request.version)
-            adapter = self._adapter(version, asked_at)
-            with self._awake():
-                decision = self._agent.decide(adapter, request.observation, request.stream.rng)
+            with self._acting(request.version, asked_at) as acting:
+                adapter = acting.adapter.result()
+                with self._awake():
+                    decision = self._agent.decide(adapter, request.observation, request.stream.rng)
         except DigirlDistError as error:
             return InferenceFailure(request.number, str(error))
         except Exception:  # a defect here must not leave a worker without an answer
             return InferenceFailure(request.number, traceback.format_exc())
         self._outages.over()
-        return result(request, decision, version)
+        return result(request, decision, acting.checkpoint.iteration)
 
-    def _acting(self, version: int) -> int:
-        """Returns the version that acts in an episode of another: the newest that is loaded."""
+    @contextmanager
+    def _acting(self, version: int, asked_at: float) -> Iterator[_Version]:
+        """Yields what acts in an episode of that version, and keeps it: the newest that is loaded, or is loading.
+
+        A version that could not be loaded before the request came is tried again.
+        """
         with self._lock:
             loaded = [each for each, known in self._versions.items() if known.adapter.done()]
-        return max([version, *loaded]) if self._newest else version
-
-    def _adapter(self, version: int, asked_at: float) -> str:
-        """Waits for the loading of a version; one that failed before the request came is tried again."""
-        with self._lock:
-            known = self._versions.get(version)
-            if known is None:
+            acting = self._versions.get(max([version, *loaded]) if self._newest else version)
+            if acting is None:
                 raise AgentError(f"the host no longer acts with policy version {version}: it is out of use")
-            failed = known.adapter.done() and known.adapter.exception() is not None
-            if failed and known.began_at < asked_at:
-                known = self._begin(known.checkpoint)
-        return known.adapter.result()
+            failed = acting.adapter.done() and acting.adapter.exception() is not None
+            if failed and acting.began_at < asked_at:
+                acting = self._begin(acting.checkpoint)
+            acting.asked += 1
+        try:
+            yield acting
+        finally:
+            with self._lock:
+                acting.asked -= 1
+                self._let_go(acting)
+
+    def _let_go(self, version: _Version) -> None:
+        """Unloads a version that is out of use, once nothing is asked of it."""
+        if not version.asked and version is not self._versions.get(version.checkpoint.iteration):
+            self._unloads.do(lambda: self._unload(version))

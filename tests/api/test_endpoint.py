@@ -18,6 +18,7 @@ import numpy as np
 import pytest
 from chat_server import Answer, answers_with, endpoint, fails, sends
 from chat_server import Endpoint as Served
+from run_files import events
 from small_run import episode as made
 from test_run import ROOT
 
@@ -93,6 +94,33 @@ def test_weights_that_change_within_an_episode_are_told_by_its_steps(served: Ser
     for each in (episode, stored):
         assert isinstance(each, Episode) and each.ticket.policy_version == 0
         assert [step.policy_version for step in each.steps] == [*[None] * (len(acted) - 1), 5]
+
+
+def test_an_endpoint_that_was_replaced_answers_what_it_was_asked(served: Served, tmp_path: Path) -> None:
+    under_way, replaced = threading.Event(), threading.Event()
+
+    def answer(handler: BaseHTTPRequestHandler) -> None:
+        time.sleep(0.02)
+        model = served.requests[-1]["model"]
+        if model == "1" and not under_way.is_set():
+            under_way.set()
+            replaced.wait(60)
+        (answers_with('{"type": "done"}', []) if model == "3" else WAIT)(handler)
+
+    served.then, kept = answer, tmp_path / "kept"
+    with Fleet.inline(bsize=2, emulator="phone", max_steps=400, save_path=str(kept)) as fleet:
+        first = fleet.submit(fleet.tasks[0], act=Endpoint(served.url, "0"))
+        while not served.requests:
+            time.sleep(0.01)
+        fleet.update(Endpoint(served.url, "1"))
+        assert under_way.wait(60)
+        for model in ("2", "3"):
+            fleet.update(Endpoint(served.url, model))
+            fleet.submit(fleet.tasks[0], deadline_s=0.0 if model == "2" else 60.0).result(90)
+        replaced.set()
+        episode = first.result(90)
+    assert isinstance(episode, Episode) and {step.policy_version for step in episode.steps} == {None, 1, 3}
+    assert not events(kept, "episode_retried")
 
 
 def test_places_are_asked_for_and_read_in_the_units_of_the_model(served: Served) -> None:
