@@ -198,6 +198,20 @@ class ActsAlone:
             raise RuntimeError(f"{type(self).__name__} has no weights")
 
 
+class ActsAsNamed(ActsAlone):
+    """An agent of the caller's process, which names what acts as a version before that version comes."""
+
+    def __init__(self, first: Any) -> None:
+        self.acting = first
+        self.named: dict[int, Any] = {}
+        """What will act as versions that have not come yet, in their order."""
+
+    def came(self, version: int) -> None:
+        """What was named for that version acts from now on; those before it that did not come never will."""
+        for each in [each for each in self.named.copy() if each <= version]:
+            self.acting = self.named.pop(each)
+
+
 def acts_alone(kind: Any) -> bool:
     """Whether a class of the user's has ``act`` and nothing to learn with: a policy without weights."""
     return isinstance(kind, type) and hasattr(kind, "act") and not any(hasattr(kind, each) for each in _LEARNING)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 
-from digirl_dist.agent.contract import ActsAlone, encoded
+from digirl_dist.agent.contract import ActsAsNamed, encoded
 from digirl_dist.agent.plugins.endpoint import EndpointSettings
 from digirl_dist.api import arguments
 from digirl_dist.chat import Messages
@@ -122,45 +122,42 @@ def _read(read: Callable[[str], Any], text: str) -> Json:
     return json.loads(encoded(read(text)))
 
 
-class Endpoints(ActsAlone):
-    """An agent that is an endpoint of the caller's. Fulfils ``ServedAgent``: each version acts through the endpoint
-    that was newest when it came."""
+class Endpoints(ActsAsNamed):
+    """An agent that is an endpoint of the caller's. Fulfils ``ServedAgent``."""
 
-    endpoint: Endpoint | None = None
-
-    def __init__(self, newest: Endpoint) -> None:
+    def __init__(self, first: Endpoint) -> None:
+        super().__init__(first)
         self.away: Callable[[Any], None] = lambda _: None
         """Called after each failed attempt."""
-        self.use(newest)
+        self._endpoint: Endpoint | None = None
+        self._newest: Any = None
+        """What acts through it, since the version that came last."""
         self._of: dict[str, Any] = {}
-
-    def use(self, newest: Endpoint) -> None:
-        """Versions that come from now on act through this one. Raises SettingsError if its key is missing."""
-        if newest == self.endpoint:
-            return
-        build: Any = newest.settings.build(None)  # type: ignore[arg-type] # which looks at no emulator
-        made = build(
-            messages=newest.messages,
-            read=newest.read and partial(_read, newest.read),
-            tokens=newest.tokens,
-            called=_CALLED,
-        )
-        made.away = lambda outage: self.away(outage)
-        made.connect()
-        self.newest, self.endpoint = made, newest
 
     def act(
         self, observations: Sequence[Observation], rngs: Sequence[np.random.Generator]
     ) -> list[Decision | NoDecision]:
-        return cast("list[Decision | NoDecision]", self.newest.act(observations, rngs))
+        return cast("list[Decision | NoDecision]", self._newest.act(observations, rngs))
 
     def load(self, version: int, state: Mapping[str, torch.Tensor]) -> str:
-        self._of[str(version)] = self.newest
+        self.came(version)
+        if (named := self.acting) != self._endpoint:
+            build: Any = named.settings.build(None)  # which looks at no emulator
+            made = build(
+                messages=named.messages,
+                read=named.read and partial(_read, named.read),
+                tokens=named.tokens,
+                called=_CALLED,
+            )
+            made.away = lambda outage: self.away(outage)
+            made.connect()
+            self._newest, self._endpoint = made, named
+        self._of[str(version)] = self._newest
         return str(version)
 
     def unload(self, adapter: str) -> None:
         gone = self._of.pop(adapter)
-        if gone is not self.newest and gone not in self._of.values():
+        if gone is not self._newest and gone not in self._of.values():
             gone.close()
 
     def decide(self, adapter: str, observation: Observation, rng: np.random.Generator) -> Decision:
@@ -168,5 +165,5 @@ class Endpoints(ActsAlone):
 
     def close(self) -> None:
         """Ends all waiting for servers."""
-        for one in {self.newest, *self._of.values()}:
+        for one in {self._newest, *self._of.values()} - {None}:
             one.close()

@@ -391,18 +391,22 @@ class Fleet(Closeable):
                 return self._rollouts, self._sent[1]
             changes = _acts_here(policy) and (is_update or act != self._acts)  # its weights are not seen here
             checkpoint, self._acts = self._checkpoint(policy, version, changes), act
+            if changes:
+                cast(contract.ActsAsNamed, policy.agent).named[checkpoint.iteration] = act
             return self._rollouts, checkpoint
 
     def _policy(self, act: Any) -> Policy:
         """Returns a policy as it is, or one that is a function of this process."""
         from digirl_dist.api.policy import Policy
+        from digirl_dist.assembly.validate import refuse_keyless
 
         kind = Endpoints if isinstance(act, Endpoint) else FunctionAgent
         if isinstance(act, Policy) or not (callable(act) or kind is Endpoints):
             arguments.of_kind("policy", act, Policy, "a Policy, such as Run(...).policy(), a function or an Endpoint")
             return cast(Policy, act)
-        if self._sent is not None and type(agent := cast(Any, self._sent[0].agent)) is kind:
-            agent.use(act)
+        if isinstance(act, Endpoint):
+            refuse_keyless("act=Endpoint(…)", act.settings, "agent", "endpoint")
+        if self._sent is not None and type(self._sent[0].agent) is kind:
             return self._sent[0]
         made = kind(act)
         policy = Policy(lambda: made)
@@ -497,7 +501,7 @@ class Fleet(Closeable):
 
 def _acts_here(policy: Policy) -> bool:
     """Returns whether it is the caller's own: a function, or an endpoint."""
-    return isinstance(policy.agent, FunctionAgent | Endpoints)
+    return isinstance(policy.agent, contract.ActsAsNamed)
 
 
 def _class_of(agent: Agent) -> type:

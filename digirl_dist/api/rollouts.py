@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 
-from digirl_dist.agent.contract import ActsAlone
+from digirl_dist.agent.contract import ActsAsNamed
 from digirl_dist.api.endpoint import Endpoint
 from digirl_dist.api.episodes import Episode
 from digirl_dist.collect.leases import Lost
@@ -50,22 +50,16 @@ class Group(Sequence[Episode]):
         return self.episodes[place]
 
 
-class FunctionAgent(ActsAlone):
-    """An agent that is a function of the caller's process, the newest that the caller named.
+class FunctionAgent(ActsAsNamed):
+    """An agent that is a function of the caller's process.
 
     It has no weights: what it acts with is the caller's.
     """
 
-    def __init__(self, newest: Callable[[Sequence[Observation]], Sequence[Any]]) -> None:
-        self.use(newest)
-
-    def use(self, newest: Callable[[Sequence[Observation]], Sequence[Any]]) -> None:
-        self.function = newest
-
     def act(
         self, observations: Sequence[Observation], rngs: Sequence[np.random.Generator]
     ) -> list[Decision | NoDecision]:
-        answer: Any = self.function(observations)
+        answer: Any = self.acting(observations)
         if isinstance(answer, Iterable) and getattr(answer, "ndim", None) != 0:  # one number of NumPy or torch is none
             return [one if isinstance(one, Decision | NoDecision) else Decision(one, 0.0) for one in answer]
         return cast(list[Decision | NoDecision], answer)  # which ``contract.decisions`` refuses

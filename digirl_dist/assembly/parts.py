@@ -282,12 +282,16 @@ def build_host_policy(
     made: Any = agent() if acts_here or agent_plugin(settings).chat else None
     is_served = isinstance(made, ServedAgent)
     if is_served:
-        asked, at_once = (made.newest, made.endpoint.at_once) if acts_here else (made, settings.inference_batch)
-        made.away = outages = Outages(events, status, str(asked.connect()))
+        server, at_once = (
+            (f"{made.acting.model} at {made.acting.url}", made.acting.at_once)
+            if acts_here
+            else (str(made.connect()), settings.inference_batch)
+        )
+        made.away = outages = Outages(events, status, server)
         return EnginePolicies(made, at_once, outages, made.close, newest)
     batching, limit_s = Batching(settings.inference_batch, settings.inference_wait_ms / 1000), settings.limits.stuck_s
     if acts_here:
-        return PolicyServer(InThisProcess(agent, limit_s), batching, limit_s, events, status)
+        return PolicyServer(InThisProcess(made, limit_s), batching, limit_s, events, status)
     process = PolicyProcess(pack(placed(settings, agent)), log, limit_s, newest)
     return PolicyServer(process, batching, limit_s, events, status)
 

@@ -203,7 +203,7 @@ def _refuse_learning(settings: Settings) -> None:
             )
     asks_here = settings.dry_run or settings.parallel is not Parallel.host or settings.inference is Inference.host
     if agent.chat and asks_here:
-        _refuse_keyless(f"agent={name}", agent.chat, "agent", "endpoint")
+        refuse_keyless(f"agent={name}", agent.chat, "agent", "endpoint")
 
 
 def _refuse_modes(settings: Settings) -> None:
@@ -261,11 +261,11 @@ def _refuse_engine(settings: Settings) -> None:
         raise SettingsError("engine.sleep=true: with ahead, the servers act while the host learns; set ahead=0")
     if settings.ahead and engine.weights is EngineWeights.full:
         raise SettingsError("engine.weights=full: with ahead, a server acts by several versions; set ahead=0")
-    _refuse_keyless("engine=openai", engine.chat, "engine", "endpoint")
+    refuse_keyless("engine=openai", engine.chat, "engine", "endpoint")
 
 
-def _refuse_keyless(chosen: str, chat: ChatSettings, group: str, extra: str) -> None:
-    """A chat server for which this machine has no key, or no client."""
+def refuse_keyless(chosen: str, chat: ChatSettings, group: str, extra: str) -> None:
+    """Raises SettingsError for a chat server for which this machine has no key, or no client."""
     with extra_needed(chosen, "httpx", extra):
         from digirl_dist.chat.client import key_of
     key_of(chat, group)
@@ -282,7 +282,7 @@ def refuse_judge(settings: Settings) -> None:
             from digirl_dist.judge.model import refuse_unknown_placeholders
 
             refuse_unknown_placeholders(settings.judge.prompt)
-            _refuse_keyless("success=judge", settings.judge, "judge", "judge")
+            refuse_keyless("success=judge", settings.judge, "judge", "judge")
 
 
 def _refuse_start(settings: Settings) -> None:

@@ -16,9 +16,9 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from multiprocessing.connection import Connection
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Protocol, cast
 
-from digirl_dist.agent import AgentFactory
+from digirl_dist.agent.contract import ActsAsNamed
 from digirl_dist.child_process import environment, last_lines, opened_log
 from digirl_dist.errors import PolicyLostError
 from digirl_dist.inference.local import LocalPolicies
@@ -147,8 +147,9 @@ class InThisProcess:
     asked until it returns: it is never called twice at a time.
     """
 
-    def __init__(self, agent: AgentFactory, limit_s: float) -> None:
-        self._policies = LocalPolicies(agent, newest=True)
+    def __init__(self, agent: ActsAsNamed, limit_s: float) -> None:
+        self._agent = agent
+        self._policies = LocalPolicies(lambda: cast(Any, agent), newest=True)
         self._limit_s = limit_s
         self._serving: Mapping[int, Checkpoint] = {}
         self._renew()
@@ -181,15 +182,12 @@ class InThisProcess:
         return done.result()
 
     def _load(self, checkpoints: Mapping[int, Checkpoint]) -> None:
-        for checkpoint in checkpoints.values():
-            self._policies.serve(checkpoint, set(checkpoints))
+        self._policies.serve(checkpoints[max(checkpoints)], set())
+        self._agent.came(max(checkpoints))
 
     def _decide(self, requests: Sequence[InferenceRequest]) -> list[InferenceReply]:
-        known = [request for request in requests if request.version in self._policies]
-        gone = [request for request in requests if request.version not in self._policies]
-        self._policies.ask(known)
-        told = [InferenceFailure(one.number, f"there is no policy version {one.version} any more") for one in gone]
-        return [*self._policies.answers(), *told]
+        self._policies.ask(requests)
+        return self._policies.answers()
 
 
 class PolicyServer:

@@ -206,6 +206,20 @@ def test_a_server_that_is_away_is_named_at_once_and_once(served: Served, fleet: 
     assert len(group) == 2 and [each.category for each in told].count(UserWarning) == 1
 
 
+def test_an_endpoint_that_is_refused_acts_in_nothing_and_leaves_no_thread(served: Served, fleet: Fleet) -> None:
+    served.then = answers_with("1", [-0.5], [7])
+    act = Endpoint(served.url, "m", messages=only_texts, read=int)
+    fleet.update(act, version=5)
+    assert isinstance(fleet.submit(Task("fine")).result(60), Episode)
+    threads = sum(each.name == "chat" for each in threading.enumerate())
+    for refused in (replace(act, model="n"), lambda seen: [1 for _ in seen]):
+        with pytest.raises(SettingsError, match="version=3 is no whole number from 6|something else acts"):
+            fleet.update(refused, version=3)
+    assert sum(each.name == "chat" for each in threading.enumerate()) == threads
+    assert isinstance(fleet.submit(Task("fine")).result(60), Episode)
+    assert {request["model"] for request in served.requests} == {"m"}
+
+
 @pytest.mark.component
 @pytest.mark.parametrize(
     ("wrong", "said"),

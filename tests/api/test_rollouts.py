@@ -13,7 +13,7 @@ import sys
 import threading
 import time
 from collections import Counter as Tally
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
 from statistics import fmean
@@ -154,10 +154,27 @@ def test_an_endless_stream_asks_for_no_more_than_it_may_and_later_groups_act_wit
 def test_a_version_that_no_file_could_hold_is_refused_and_changes_nothing(fleet: Fleet) -> None:
     fleet.update(always_one, version=17)
     with pytest.raises(SettingsError, match="is no whole number from 18 to 4,503,599,627,370,496"):
-        fleet.update(always_one, version=time.time_ns())
+        fleet.update(lambda seen: [0 for _ in seen], version=time.time_ns())
+    assert landed(fleet.submit(FINE)).reward == 3.0
     assert fleet.update(always_one, version=2**52) == 2**52
     assert fleet.update(always_one) == 2**52 + 1
     assert landed(fleet.submit(FINE)).ticket.policy_version == 2**52 + 1
+
+
+def test_each_step_has_the_version_of_the_function_that_acted(tmp_path: Path) -> None:
+    def acts_as(version: int) -> Callable[[Sequence[Observation]], list[Decision]]:
+        return lambda seen: [Decision({"type": "wait"}, -float(version)) for _ in seen]
+
+    with Fleet.inline(bsize=2, emulator="phone", max_steps=100) as fleet:
+        fleet.update(acts_as(1), version=1)
+        rollouts = [fleet.submit(fleet.tasks[0]) for _ in range(2)]
+        for version in itertools.count(2):
+            fleet.update(acts_as(version), version=version)
+            if all(rollout.done() for rollout in rollouts):
+                break
+        for episode in map(landed, rollouts):
+            told = [step.policy_version or episode.ticket.policy_version for step in episode.steps]
+            assert [-step.log_prob for step in episode.steps] == told and len({*told}) > 2
 
 
 @pytest.mark.parametrize("key", ["", "k" * 1001, "\ud800", 7])

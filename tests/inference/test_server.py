@@ -189,7 +189,7 @@ def test_a_callers_function_that_hangs_fails_what_it_was_asked_and_is_never_call
         assert returns.wait(60)
         return [0 for _ in observations]
 
-    process = InThisProcess(lambda: FunctionAgent(act), limit_s=0.3)
+    process = InThisProcess(FunctionAgent(act), limit_s=0.3)
     process.serve({1: Checkpoints(tmp_path).save(1, {}, {}, {})})
     for _ in range(2):
         with pytest.raises(PolicyLostError, match=r"the function that acts did not decide 1 actions within 0\.3 s"):
@@ -205,7 +205,7 @@ def test_a_function_acts_again_after_the_machine_had_no_thread_for_it(monkeypatc
     def refused(*_: Any) -> None:
         raise RuntimeError("can't start new thread")
 
-    process = InThisProcess(lambda: FunctionAgent(lambda seen: [0 for _ in seen]), limit_s=30.0)
+    process = InThisProcess(FunctionAgent(lambda seen: [0 for _ in seen]), limit_s=30.0)
     with monkeypatch.context() as patched, pytest.raises(PolicyLostError):
         patched.setattr(SharedThreads, "run", refused)
         process._limit_s = 0.1
