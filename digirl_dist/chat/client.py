@@ -132,8 +132,8 @@ class ChatServer:
             raise self._no("chat completion", "it has no message")
         said = self._without_key(choice.message.content or "")
         in_and_out = usage.prompt_tokens or 0, usage.completion_tokens or 0
-        log_prob = sum(choice.log_probs) if choice.log_probs else math.nan  # of the whole answer
-        return Answered(said, log_prob, *in_and_out, self.sampled(completion))
+        known = [each if each > _LEAST_LOG_PROB else math.nan for each in choice.log_probs]
+        return Answered(said, sum(known) if known else math.nan, *in_and_out, self.sampled(completion))
 
     def sampled(self, answer: Completion) -> Sampled | None:
         """Returns the tokens of an answer, if both ids and log-probabilities are there. Raises ChatRefused for

@@ -59,11 +59,11 @@ def test_each_screen_is_a_request_with_the_rules_the_task_and_a_seed_of_its_own(
 
 
 def test_log_probabilities_are_those_that_the_server_tells(served: Endpoint) -> None:
-    served.script = [answers_with("home", [-0.5, -0.25])]
-    (told,) = act(served, SEEN[:1])
-    (untold,) = act(served, SEEN[:1])
-    assert isinstance(told, Decision) and isinstance(untold, Decision)
+    served.script = [answers_with("home", [-0.5, -0.25]), says("home"), answers_with("home", [-0.5, -9999.0])]
+    told, untold, unlikely = (act(served, SEEN[:1])[0] for _ in range(3))
+    assert isinstance(told, Decision) and isinstance(untold, Decision) and isinstance(unlikely, Decision)
     assert told.action == {"type": "home", SAID: "home"} and told.log_prob == -0.75 and math.isnan(untold.log_prob)
+    assert math.isnan(unlikely.log_prob), "OpenAI writes -9999 for a token that is not among the likeliest"
 
 
 def test_requests_go_out_together_and_one_that_hangs_costs_its_own_episode(served: Endpoint) -> None:
