@@ -83,6 +83,10 @@ class ChatRefused(ChatError):
     """The server refuses the request; the message has the remedy."""
 
 
+class ChatUnfit(ChatRefused):
+    """It refuses this request as it is: there may be something in it that it does not know."""
+
+
 class ChatAway(ChatError):
     """The server was down, busy or over its quota for too long, or the client was closed."""
 

@@ -16,7 +16,7 @@ from digirl_dist.agent.prompts import about_screen, shown
 from digirl_dist.chat import Messages, image_part
 from digirl_dist.chat.client import Answered, ChatServer, Outage, Sampled, key_of
 from digirl_dist.emulator.episode_limits import size
-from digirl_dist.errors import AgentError, ChatAway, ChatRefused
+from digirl_dist.errors import AgentError, ChatAway, ChatUnfit
 from digirl_dist.plain_text import in_short
 from digirl_dist.settings import ChatSettings
 from digirl_dist.storage.checkpoint import State
@@ -129,14 +129,15 @@ class EndpointAgent(ActsAlone):
         if self._asks_tokens is not False:
             try:
                 answer = server.ask(chat, self.away, further | _FOR_TOKENS)
-            except ChatRefused:
+            except ChatUnfit:
                 if self._asks_tokens:
                     raise
             else:
                 self._asks_tokens = True
                 return answer
         answer = server.ask(chat, self.away, further)
-        self._asks_tokens = False
+        if self._asks_tokens is None:
+            self._asks_tokens = False
         return answer
 
     def _about_screen(self, seen: Observation) -> Messages:

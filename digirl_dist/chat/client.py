@@ -16,7 +16,7 @@ import msgspec
 
 from digirl_dist.chat import Messages
 from digirl_dist.chat.http import BoundedHttp, ExchangeError
-from digirl_dist.errors import ChatAway, ChatRefused, SettingsError
+from digirl_dist.errors import ChatAway, ChatRefused, ChatUnfit, SettingsError
 from digirl_dist.plain_text import HIDDEN, hide, one_line
 from digirl_dist.settings import ChatSettings
 from digirl_dist.types import Json, Natural, T
@@ -176,7 +176,8 @@ class ChatServer:
                 return self._http.exchange(url, content)
             except ExchangeError as error:
                 if not error.may_pass:
-                    raise ChatRefused(f"{self} refuses: {self._reason(error)} -> {self._remedy(error)}") from None
+                    kind = ChatUnfit if error.status in (400, 403, 422) else ChatRefused
+                    raise kind(f"{self} refuses: {self._reason(error)} -> {self._remedy(error)}") from None
                 left_s = give_up_at - time.monotonic()
                 if left_s <= 0:
                     raise ChatAway(

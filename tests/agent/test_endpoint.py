@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from chat_server import Endpoint, answers_with, endpoint, fails, hangs, says
+from chat_server import Answer, Endpoint, answers_with, endpoint, fails, hangs, says
 from run_files import events
 
 from digirl_dist.assembly import run
@@ -81,6 +81,27 @@ def test_a_refusal_is_raised_with_its_remedy_and_without_the_key(served: Endpoin
     with pytest.raises(ChatRefused, match="check the key in OPENAI_API_KEY") as refusal:
         act(served, SEEN[:1])
     assert KEY not in str(refusal.value)
+
+
+@pytest.mark.parametrize(
+    ("first", "said"),
+    [
+        (fails(404, "The model `m` does not exist"), "does not exist"),
+        (fails(401, "no key"), "check the key"),
+        (answers_with("home", [-0.5], [4, 5]), "1 log-probabilities for 2 tokens"),
+    ],
+)
+def test_only_a_server_that_does_not_know_token_ids_is_asked_without(
+    served: Endpoint, first: Answer, said: str
+) -> None:
+    agent = EndpointSettings(model="m", base_url=served.url).build(SPEC)(tokens=True)
+    served.script = [first, answers_with("home", [-0.5], [4])]
+    served.then = answers_with("home", [])
+    with pytest.raises(ChatRefused, match=said):
+        agent.act(SEEN[:1], [np.random.default_rng(0)])
+    (later,) = agent.act(SEEN[:1], [np.random.default_rng(0)])
+    assert isinstance(later, Decision) and list(later.tokens) == [4]
+    assert all("return_token_ids" in request for request in served.requests)
 
 
 @pytest.mark.unit
