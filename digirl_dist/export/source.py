@@ -13,6 +13,7 @@ from digirl_dist.errors import RunFolderError, TrajectoryError
 from digirl_dist.judge import with_verdict
 from digirl_dist.plain_text import without_secrets_in
 from digirl_dist.report.metrics import lines_of
+from digirl_dist.rollout.rollout import episode_id
 from digirl_dist.storage import json_lines, parquet
 from digirl_dist.storage.run_folder import config_of, existing_run, run_id_of
 from digirl_dist.storage.status import Status
@@ -79,7 +80,7 @@ class Source:
             if self._verdicts is not None:
                 episode = self._regraded(episode, self._verdicts)
             number = self._workers.setdefault(episode.worker, f"worker-{len(self._workers) + 1}")
-            yield replace(episode, worker=number)
+            yield replace(episode, worker=number, episode_id=episode_id(episode.ticket, number, episode.slot))
 
     def _regraded(self, episode: Trajectory, verdicts: Mapping[str, LaterVerdict]) -> Trajectory:
         key = episode.ticket.key.name

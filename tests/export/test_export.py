@@ -25,6 +25,7 @@ from digirl_dist import export
 from digirl_dist.child_process import environment
 from digirl_dist.errors import CheckpointError, SettingsError, TrajectoryError
 from digirl_dist.export.cards import inert
+from digirl_dist.rollout.rollout import episode_id
 from digirl_dist.storage import parquet
 from digirl_dist.storage.datasets import read_datasets
 from digirl_dist.tasks import Task, Ticket
@@ -68,7 +69,7 @@ def episode(
         for at, (before, action) in enumerate(zip(seen, actions, strict=False))
     ]
     asked = Ticket(iteration, ticket, Task(text, f"{text} {ticket}"), 7, iteration)
-    return Trajectory(asked, f"{iteration}-{ticket}", "10.0.0.7", 0, steps, seen[-1], ticket == 1)
+    return Trajectory(asked, episode_id(asked, "10.0.0.7", 0), "10.0.0.7", 0, steps, seen[-1], ticket == 1)
 
 
 def run_with(folder: Path, *iterations: Iterable[Trajectory]) -> Path:
@@ -102,6 +103,7 @@ def test_a_data_set_is_one_for_datasets_and_for_offline_learning(run: Path, tmp_
     for place in (made / "data", tmp_path / "saved"):
         after = read_datasets([str(place)])
         assert {each.worker for each in after} == {"worker-1"}
+        assert all(each.episode_id == episode_id(each.ticket, each.worker, each.slot) for each in after)
         assert [rows(each) for each in after] == [rows(each) for each in before]
 
 
@@ -117,7 +119,7 @@ def test_an_iteration_whose_episodes_were_all_refused_is_passed_over(tmp_path: P
 
 
 def rows(one: Trajectory) -> list[dict[str, Any]]:
-    found: list[dict[str, Any]] = parquet.to_table(one).drop(["worker"]).to_pylist()
+    found: list[dict[str, Any]] = parquet.to_table(one).drop(["worker", "episode_id"]).to_pylist()
     return found
 
 
@@ -130,8 +132,14 @@ def test_a_card_says_how_the_data_were_made_and_gives_nobody_away(run: Path, tmp
     assert "| algorithm.discount | 0.7 |" in told and "| agent.model | mine |" in told and "cpu Fast 9000" in told
     for hidden in ("/home/ann", "10.0.0.7", "secret-host", SECRET, "clip_high"):
         assert hidden not in told, hidden
-    everything = b"".join(path.read_bytes() for path in (tmp_path / "out").rglob("*") if path.is_file())
-    assert b"10.0.0.7" not in everything
+
+
+def test_no_format_tells_the_name_of_a_worker(run: Path, tmp_path: Path) -> None:
+    assert any(b"10.0.0.7" in file.read_bytes() for file in (run / "trajectories").iterdir())
+    for name in ("atif", "datasets"):
+        made = export.export(run, name, tmp_path / name)
+        files = [path for path in made.rglob("*") if path.is_file()]
+        assert not [path for path in files if b"10.0.0.7" in path.read_bytes() or "10.0.0.7" in str(path)]
 
 
 @pytest.mark.parametrize("text", [*HOSTILE, "\n".join(GENERATED)])
