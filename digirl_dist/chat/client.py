@@ -95,10 +95,15 @@ def key_of(settings: ChatSettings, group: str) -> str:
         return "none"
     if not re.fullmatch(r"[A-Z_][A-Z0-9_]*", variable):
         raise SettingsError(f"{group}.key_variable must be the NAME of an environment variable, such as OPENAI_API_KEY")
-    if not os.environ.get(variable):
+    key = os.environ.get(variable, "")
+    if not key:
         raise SettingsError(f"the {group} needs a key: export {variable} with it, or set {group}.key_variable")
-    hide([os.environ[variable]])
-    return os.environ[variable]
+    if not re.fullmatch("[!-~]+", key):  # no header takes it, and whoever says so may repeat it
+        raise SettingsError(
+            f"{variable} has a blank, a line end or a letter beyond ASCII, as no key has: export it with the key alone"
+        )
+    hide([key])
+    return key
 
 
 def url_of(settings: ChatSettings) -> str:

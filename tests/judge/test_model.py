@@ -342,6 +342,16 @@ def test_the_key_comes_from_the_variable_that_is_named(monkeypatch: pytest.Monke
 
 
 @pytest.mark.unit
+@pytest.mark.parametrize("odd", [KEY + "\r", KEY + "\n", f" {KEY}", KEY + " ", KEY.replace("e", "é"), KEY + "\x7f"])
+def test_a_key_that_no_header_can_carry_is_refused_unseen(monkeypatch: pytest.MonkeyPatch, odd: str) -> None:
+    """Class 4: a file of variables with Windows line ends leaves such a key, which whoever refuses it quotes."""
+    monkeypatch.setenv("GEMINI_API_KEY", odd)
+    with pytest.raises(SettingsError, match="GEMINI_API_KEY has a blank, a line end") as refusal:
+        key_of(JudgeSettings(key_variable="GEMINI_API_KEY"), "judge")
+    assert odd.strip() not in str(refusal.value)
+
+
+@pytest.mark.unit
 def test_a_key_in_place_of_the_variables_name_is_refused_unseen() -> None:
     with pytest.raises(SettingsError, match="NAME of an environment variable") as refusal:
         key_of(JudgeSettings(key_variable=KEY), "judge")
