@@ -74,6 +74,8 @@ class Answered:
     tokens_out: int
     sampled: Sampled | None
     """None if the server tells no token ids or no log-probabilities."""
+    is_cut: bool
+    """Whether the limit of tokens ended it."""
 
 
 @dataclass(frozen=True)
@@ -138,7 +140,8 @@ class ChatServer:
         said = self._without_key(choice.message.content or "")
         in_and_out = usage.prompt_tokens or 0, usage.completion_tokens or 0
         known = [each if each > _LEAST_LOG_PROB else math.nan for each in choice.log_probs]
-        return Answered(said, sum(known) if known else math.nan, *in_and_out, self.sampled(completion))
+        log_prob = sum(known) if known else math.nan
+        return Answered(said, log_prob, *in_and_out, self.sampled(completion), choice.finish_reason == "length")
 
     def sampled(self, answer: Completion) -> Sampled | None:
         """Returns the tokens of an answer, if both ids and log-probabilities are there. Raises ChatRefused for

@@ -41,9 +41,10 @@ _ANSWER = f"Reason in a few words. Then write, as the last line, exactly `Verdic
 REMINDER = f"Write only the line with the verdict: `Verdict: yes` or `Verdict: no`{_OR_A_GRADE}"
 _PLACEHOLDER = re.compile(r"\{(\w+)\}")
 _PLACEHOLDERS = ("instruction", "actions")
-_GRADE_OF_ONE = r"(?<![-\d.,])(?:0?\.\d+|[01](?:\.\d+)?)(?=[^\w%/\n]*$)"
-"""A number from 0 to 1 that ends its line: no percentage, none out of ten, and no part of a larger number."""
-_VERDICT = re.compile(rf"verdict\W+((?:yes|no)\b(?! *[/|]| or\b)|{_GRADE_OF_ONE})", re.IGNORECASE | re.MULTILINE)
+_GRADE_OF_ONE = r"(?<![-.])(?:0?\.\d+|0|1(?:\.0+)?)"
+"""A number from 0 to 1 that is no part of a larger one."""
+_VERDICT = re.compile(rf"^(?:(?!verdict).)*verdict\W+(yes|no|{_GRADE_OF_ONE})[^\w%/]*\Z", re.IGNORECASE | re.MULTILINE)
+"""It ends the answer and is alone in its line: others are thoughts, or repeat the rule. Not 50 %, and not 1 / 10."""
 
 
 def messages(trajectory: Trajectory, prompt: str, screenshots: int) -> Messages:
@@ -77,12 +78,10 @@ def digest(model: str, chat: Sequence[Json], request: Json) -> str:
 
 
 def read(answer: str) -> float | None:
-    """Returns the last verdict in an answer, from 0 to 1; None without one."""
-    found = _VERDICT.findall(answer)
-    score = {"yes": 1.0, "no": 0.0}.get(found[-1].lower()) if found else None
-    if found and score is None:
-        score = float(found[-1])
-    return score if score is None or score <= 1 else None
+    """Returns the verdict at the end of an answer, from 0 to 1; None without one."""
+    found = _VERDICT.search(answer.rpartition("</think>")[2])
+    said = found[1].lower() if found else None
+    return float({"yes": "1", "no": "0"}.get(said, said)) if said else None
 
 
 def _images(seen: Sequence[Observation], most: int) -> list[Json]:
@@ -166,14 +165,14 @@ class ModelJudge:
             self._counts.update(more)
 
     def _converse(self, chat: Messages, episode_id: str) -> tuple[Verdict, tuple[int, int]]:
-        """Asks, and repeats the question if the answer lacks a verdict. Returns verdict and tokens in and out."""
+        """Asks, and again if the answer was cut or lacks a verdict. Returns verdict and tokens in and out."""
         tokens_in = tokens_out = 0
         said = ""
         for _ in range(max(1, self._settings.readings)):
             answer = self._ask(chat, episode_id)
             said = answer.text
             tokens_in, tokens_out = tokens_in + answer.tokens_in, tokens_out + answer.tokens_out
-            score = read(said)
+            score = None if answer.is_cut else read(said)
             if score is not None:
                 return Verdict(score, said), (tokens_in, tokens_out)
             reminder = {"role": "user", "content": REMINDER}

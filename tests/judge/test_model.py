@@ -38,7 +38,7 @@ from digirl_dist.emulator.remembered import Memory, Past, Words, told
 from digirl_dist.emulator.touch_actions import DeviceAction
 from digirl_dist.errors import JudgeError, SettingsError
 from digirl_dist.judge import PredicateJudge, Verdict
-from digirl_dist.judge.model import ModelJudge, Verdicts, messages, read
+from digirl_dist.judge.model import REMINDER, ModelJudge, Verdicts, messages, read
 from digirl_dist.settings import JudgeSettings
 from digirl_dist.storage.events import Events
 from digirl_dist.tasks import Task, Ticket
@@ -134,9 +134,10 @@ def test_a_prompt_of_ones_own_is_asked_with_the_rule_for_the_answer(tmp_path: Pa
         ("**Verdict:** Yes.", True),
         ("I first thought Verdict: yes, but the switch is off.\nVerdict: no", False),
         ("VERDICT - no", False),
+        ("<think>Verdict: no? It is on.</think>\nIt is on. Final verdict:\n**Yes**", True),
     ],
 )
-def test_the_last_verdict_of_an_answer_counts(tmp_path: Path, served: Endpoint, answer: str, success: bool) -> None:
+def test_the_verdict_that_ends_an_answer_counts(tmp_path: Path, served: Endpoint, answer: str, success: bool) -> None:
     served.then = answer
     assert Asked(tmp_path, served.url).judge.verdict(episode()).success is success
 
@@ -150,6 +151,31 @@ def test_a_predicate_returns_a_number_from_0_to_1_of_any_type_that_has_such() ->
             PredicateJudge(lambda _, said=odd: said, "own").verdict(episode())  # type: ignore[misc]
 
 
+RULE = REMINDER.partition("line with the verdict: ")[2]
+
+
+@pytest.mark.unit
+@pytest.mark.parametrize(
+    "answer",
+    [
+        RULE,
+        RULE.partition(";")[0],
+        f"<think>I have to end with {RULE} Looking at the first picture, the switch",
+        "I end with exactly `Verdict: no` or `Verdict: yes`. Looking at it, I cannot tell.",
+        "Verdict: yes\n</think>\nI cannot tell.",
+    ],
+)
+def test_the_rule_for_the_answer_and_thoughts_are_no_verdict(answer: str) -> None:
+    assert read(answer) is None
+
+
+@pytest.mark.parametrize("cut", ["It ends with `Verdict: yes", "Verdict: no"])
+def test_an_answer_that_the_limit_of_tokens_cut_has_no_verdict(tmp_path: Path, served: Endpoint, cut: str) -> None:
+    said = {"message": {"content": cut}, "finish_reason": "length"}
+    served.script, served.then = [sends(json.dumps({"choices": [said]}))], "Verdict: 0.5"
+    assert Asked(tmp_path, served.url).judge.verdict(episode()).score == 0.5
+
+
 @pytest.mark.unit
 @pytest.mark.parametrize(
     ("answer", "score"),
@@ -157,6 +183,9 @@ def test_a_predicate_returns_a_number_from_0_to_1_of_any_type_that_has_such() ->
         ("Verdict: 0.5", 0.5),
         ("**Verdict:** .75.", 0.75),
         ("Verdict: 1", 1.0),
+        ("Verdict: 0", 0.0),
+        ("Verdict: 1.00", 1.0),
+        ("Verdict: .1", 0.1),
         ("Verdict: 0.5\nVerdict: no", 0.0),
         *((f"Verdict: {odd}", None) for odd in ("7/10", "1 / 2", "50%", "0.5 %", "10", "1.5", "-0.5", "0,5", "1e5")),
         *((f"Verdict: {odd}", None) for odd in ("1 out of 10", "1 of 4", "1 (of 5)", "1 – 10", "yes/no", "yes or no")),
