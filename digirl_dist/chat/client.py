@@ -188,9 +188,8 @@ class ChatServer:
                     raise kind(f"{self} refuses: {self._reason(error)} -> {self._remedy(error)}") from None
                 left_s = give_up_at - time.monotonic()
                 if left_s <= 0:
-                    raise ChatAway(
-                        f"{self} was away for {self._settings.outage_s:g} s: {self._reason(error)}"
-                    ) from None
+                    waited = f" for {self._settings.outage_s:g} s" if self._settings.outage_s else ""
+                    raise ChatAway(f"{self} was away{waited}: {self._reason(error)}") from None
                 wait_s = min(max(error.retry_after_s, random.uniform(pause_s / 2, pause_s)), left_s)
                 pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
                 away(Outage(self._reason(error), round(wait_s, 1), round(left_s, 1)))

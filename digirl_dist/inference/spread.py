@@ -119,14 +119,21 @@ class SpreadAgent:
             self._lost(Outage(f"{error}; {left} of {len(self._servers)} servers go on", server.pause_s, self._outage_s))
 
     def _of_all(self, call: Callable[[SleepingAgent], T]) -> T:
-        """Calls each server; one that is away or refuses misses it. Raises ChatError if none answers."""
-        answers, failed = [], None
-        for server in self._servers:
-            try:
-                answers.append(call(server.agent))
-            except ChatError as error:
-                failed = error
-                self._note_loss(server, error)
-        if failed is not None and not answers:
-            raise failed
-        return answers[0]
+        """Calls each server; one that is away or refuses misses it. Waits while all are away. Raises ChatError if none
+        answers."""
+        give_up_at = time.monotonic() + self._outage_s
+        while True:
+            answers, failed = [], None
+            for server in self._servers:
+                try:
+                    answers.append(call(server.agent))
+                except ChatError as error:
+                    failed = error
+                    self._note_loss(server, error)
+            if answers or failed is None:
+                return answers[0]
+            with self._changed:
+                now = time.monotonic()
+                if self._is_closed or now >= give_up_at or isinstance(failed, ChatRefused):
+                    raise failed
+                self._changed.wait(min(give_up_at, *(server.away_until for server in self._servers)) - now)

@@ -100,7 +100,7 @@ def test_what_is_no_such_answer_is_refused_by_name(served: Endpoint, script: Any
 @pytest.mark.parametrize("script", [hangs_up, drips_a_body, fails(503, "starting")])
 def test_an_outage_ends_at_its_limit(served: Endpoint, script: Any) -> None:
     served.script = [script] * 50
-    with pytest.raises(ChatAway, match="was away for 0 s"):
+    with pytest.raises(ChatAway, match="was away: "):
         server(served, answer_s=1.0).sample("run-v3", CHAT, {})
 
 

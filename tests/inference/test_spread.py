@@ -136,10 +136,31 @@ def test_where_all_are_away_a_request_waits_and_then_fails_with_the_reason() -> 
         assert agent.decide("m", SEEN, rng()).log_prob == -0.5, "they came back within the limit"
         assert lost[-1].reason.endswith("0 of 2 servers go on")
     agent, _ = spread(found, outage_s=0.0)
-    with pytest.raises(ChatAway, match="was away for 0 s"):
+    with pytest.raises(ChatAway, match="was away: "):
         agent.decide("m", SEEN, rng())
     with pytest.raises(ChatAway, match="all 2 servers of engine.url are away"):
         agent.decide("m", SEEN, rng())
+
+
+def test_where_all_are_away_weights_wait_for_them_as_requests_do() -> None:
+    with servers(2) as found:
+        for one in found:
+            one.script = [fails(503, "starting")]
+        agent, lost = spread(found, outage_s=300.0)
+        assert agent.load(3, {}) == "m" and len(lost) == 2
+    errors: queue.SimpleQueue[Exception] = queue.SimpleQueue()
+
+    def wake() -> None:
+        try:
+            agent.wake()
+        except ChatAway as error:
+            errors.put(error)
+
+    threading.Thread(target=wake, daemon=True).start()
+    with pytest.raises(queue.Empty):
+        errors.get(timeout=2)
+    agent.close()
+    assert str(errors.get(timeout=60)).endswith("was away: All connection attempts failed"), "it does not wait for one"
 
 
 def test_weights_are_loaded_by_all_that_are_there_and_a_refusal_is_told() -> None:
