@@ -5,7 +5,6 @@ from __future__ import annotations
 import itertools
 import math
 import time
-from collections.abc import Sequence
 from typing import Any
 
 from digirl_dist.collect.accounts import IterationStats
@@ -15,7 +14,6 @@ from digirl_dist.collect.pace import Lengths
 from digirl_dist.collect.pool import Pool
 from digirl_dist.collect.reliability import Reliability
 from digirl_dist.collect.worker_table import WorkerTable
-from digirl_dist.collection import CollectionResult
 from digirl_dist.emulator.episode_limits import MOST_STEPS
 from digirl_dist.errors import CollectionError, DigirlDistError, MisconductError, failure_here
 from digirl_dist.fleet.fleet import Fleet
@@ -42,7 +40,7 @@ from digirl_dist.storage.checkpoint import Checkpoint
 from digirl_dist.storage.events import Events
 from digirl_dist.storage.status import Status
 from digirl_dist.storage.trajectory_store import Store
-from digirl_dist.tasks import Key, Ticket
+from digirl_dist.tasks import Key
 from digirl_dist.types import Clock
 
 _ACCOUNTS_S = 1.0
@@ -71,6 +69,7 @@ class FleetCollector(Pool):
     ) -> None:
         leases = Leases(limits.episode_attempts, clock, lease_seconds(limits, most_steps), ledger, lengths)
         super().__init__(leases, store, events, status, clock, limits.set_aside_share)
+        self.before_result = self._rest
         self.table = WorkerTable(fleet, leases, limits, events, status, clock)
         self._fleet = fleet
         self._limits = limits
@@ -89,17 +88,13 @@ class FleetCollector(Pool):
         self._overdue_at = 0.0
         fleet.start()
 
-    def collect(self, checkpoint: Checkpoint, tickets: Sequence[Ticket]) -> CollectionResult:
-        result = super().collect(checkpoint, tickets)
-        self.soon(self._rest)
-        return result
-
     def close(self) -> None:
         super().close()
         self._fleet.close()
 
     def _rest(self) -> None:
-        """Has an engine sleep until the next round acts, also with the same checkpoint."""
+        """Has an engine sleep, before anything learns beside it, until the next round acts, also with the same
+        checkpoint."""
         if not self._awaited:
             self._checkpoint = self._published = None
             self._fleet.rest()

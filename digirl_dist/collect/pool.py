@@ -150,6 +150,8 @@ class Pool(ABC):
         self.goes_on = 0
         """How many callers will ask for more: no end is near, and a slow worker may take what there is."""
         self.each_turn: Callable[[], object] = lambda: None
+        self.before_result: Callable[[], object] = lambda: None
+        """Called when a round is complete, before its result is told."""
         self._set_aside_share = set_aside_share
         self._checkpoint: Checkpoint | None = None
         """With which new episodes act."""
@@ -443,6 +445,7 @@ class Pool(ABC):
             raise head.unjudged
         if head.missing:
             return
+        self.before_result()
         del self._rounds[head.round]
         self._look_at_head()
         self.leases.close(head.round)

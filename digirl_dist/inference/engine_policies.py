@@ -179,11 +179,13 @@ class EnginePolicies:
                 self._quiet.notify_all()
 
     def _wake(self) -> None:
-        """If that fails, so do the requests, which say why."""
+        """A failure is told; the requests fail then, too."""
         if self._sleeper is None or not self._is_asleep:
             return
-        with suppress(ChatError):
+        try:
             self._sleeper.wake()
+        except ChatError as error:
+            self._outages(Outage(str(error), 0.0, 0.0))
         with self._quiet:
             self._is_asleep = False
             self._quiet.notify_all()

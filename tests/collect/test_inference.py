@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import time
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
@@ -43,6 +45,23 @@ def test_workers_that_act_without_weights_need_neither_torch_nor_arrow(tmp_path:
         assert keys(here.collect(tickets(2))) == [Key(0, 0), Key(0, 1)]
         [program] = programs(tmp_path)
         assert not any(loads(program, name) for name in ("libtorch", "libarrow", "/pandas/"))
+
+
+def test_a_round_ends_once_what_acts_on_the_host_has_gone_to_rest(tmp_path: Path) -> None:
+    """An engine that sleeps gives its memory to the update that follows."""
+    with site(tmp_path, Kind.fleet_host, workers=1, agent=Coin) as here:
+        collector: Any = here.collector
+        policy, rested = collector._pool._fleet._policy, []
+
+        def rest() -> None:
+            time.sleep(2)
+            rested.append(len(rested))
+
+        policy.rest = rest
+        for version in (0, 1):
+            here.checkpoint = here.save(version)
+            here.collect(tickets(2, iteration=version))
+            assert rested == [*range(version + 1)]
 
 
 @pytest.mark.nightly

@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 import torch
 from chat_server import Answer, Endpoint, answers_with, endpoint, fails, hangs_up, sends
+from process_watch import eventually
 
 from digirl_dist.chat.client import Outage
 from digirl_dist.chat.engine_servers import LoraServer
@@ -308,6 +309,15 @@ def test_the_server_sleeps_between_collections_and_nothing_is_asked_meanwhile(
         assert [request["path"] for request in one.requests][-2:] == [paths[1], "/v1/chat/completions"]
         if owner == "sglang":
             assert [request["tags"] for request in one.requests if "memory" in request["path"]] == [["kv_cache"]] * 2
+
+
+def test_a_server_that_does_not_wake_up_is_told(tmp_path: Path) -> None:
+    with servers(1) as (one,), policies(one, tmp_path) as acting:
+        one.then = sends("Success")
+        acting.rest()
+        one.then = fails(400, "out of memory")
+        acting.serve(Checkpoints(tmp_path / "checkpoints").save(1, {"weight": torch.zeros(1)}, {}, {}), set())
+        eventually(lambda: "out of memory" in (tmp_path / "events.jsonl").read_text())
 
 
 def test_a_server_that_cannot_sleep_is_told_with_the_remedy() -> None:
