@@ -10,7 +10,7 @@ import threading
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import replace
-from functools import cached_property
+from functools import cache
 from pathlib import Path
 from typing import ClassVar
 
@@ -40,6 +40,7 @@ class EngineServer(ABC):
         """``away`` is called after each failed attempt. Raises SettingsError where the key is missing."""
         self.url: str = settings.url
         self._away = away
+        self._base = cache(self._first)  # before Python 3.12, cached_property has the servers wait for each other
         self._server = ChatServer(settings.chat, key_of(settings.chat, "engine"), "engine", _CALLED)
 
     @abstractmethod
@@ -90,13 +91,12 @@ class EngineServer(ABC):
             "`return_token_ids`, as vLLM and SGLang do"
         )
 
-    @cached_property
-    def _base(self) -> _Model:
+    def _first(self) -> _Model:
         return next((model for model in self.models() if model.parent is None), _Model(""))
 
     @property
     def _is_sglang(self) -> bool:
-        return self._base.owned_by == "sglang"
+        return self._base().owned_by == "sglang"
 
     @property
     def _root(self) -> str:
@@ -145,7 +145,7 @@ class LoraServer(EngineServer):
                 raise
 
     def sample(self, name: str, chat: Messages, request: dict[str, Json]) -> Sampled:
-        return self._answer(f"{self._base.id}:{name}" if self._is_sglang else name, chat, request)
+        return self._answer(f"{self._base().id}:{name}" if self._is_sglang else name, chat, request)
 
     def _lora(self, verb: str) -> str:
         """SGLang has it beside ``/v1``."""
@@ -191,7 +191,7 @@ class WholeServer(EngineServer):
             self._asked += 1
         try:
             self._expect(name)  # vLLM ends if it is asked after weights could not be loaded
-            answer = self._answer(self._base.id, chat, request)
+            answer = self._answer(self._base().id, chat, request)
             self._expect(name)
             return answer
         finally:

@@ -47,7 +47,7 @@ class SpreadAgent:
         self._is_closed = False
 
     def load(self, version: int, state: State) -> str:
-        return self._of_all(lambda agent: agent.load(version, state))
+        return self._of_all(lambda agent: agent.load(version, state), but_lost=True)
 
     def unload(self, adapter: str) -> None:
         self._of_all(lambda agent: agent.unload(adapter))
@@ -118,13 +118,14 @@ class SpreadAgent:
         if is_new:
             self._lost(Outage(f"{error}; {left} of {len(self._servers)} servers go on", server.pause_s, self._outage_s))
 
-    def _of_all(self, call: Callable[[SleepingAgent], T]) -> T:
-        """Calls each server; one that is away or refuses misses it. Waits while all are away. Raises ChatError if none
-        answers."""
+    def _of_all(self, call: Callable[[SleepingAgent], T], but_lost: bool = False) -> T:
+        """Calls each server, or those that are not left out (``but_lost``) if there are any; one that is away or
+        refuses misses it. Waits while all are away. Raises ChatError if none answers."""
         give_up_at = time.monotonic() + self._outage_s
         while True:
-            answers, failed = [], None
-            for server in self._servers:
+            now, answers, failed = time.monotonic(), [], None
+            there = [server for server in self._servers if server.away_until <= now or not but_lost]
+            for server in there or self._servers:
                 try:
                     answers.append(call(server.agent))
                 except ChatError as error:

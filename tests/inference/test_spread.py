@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import queue
+import socket
 import threading
 import time
 from collections.abc import Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from http.server import BaseHTTPRequestHandler
 from pathlib import Path
 from typing import Any
@@ -170,11 +171,14 @@ def test_weights_are_loaded_by_all_that_are_there_and_a_refusal_is_told() -> Non
         agent, lost = spread(found)
         assert agent.load(3, {}) == "m" and len(lost) == 1
         assert [request["lora_name"] for request in found[1].requests] == ["v3"]
+        agent._servers[0].away_until += 600.0
+        agent.load(4, {})
+        assert [[request["lora_name"] for request in one.requests] for one in found] == [["v3"], ["v3", "v4"]]
         found[1].script = [fails(400, "no LoRA")]
         with pytest.raises(ChatRefused, match="no LoRA"):
-            agent.load(4, {})
+            agent.load(5, {})
     with pytest.raises(ChatAway):
-        agent.load(5, {})
+        agent.load(6, {})
 
 
 def test_one_that_refuses_what_another_answers_is_left_out_and_what_all_refuse_is_told() -> None:
@@ -195,6 +199,27 @@ def test_one_that_refuses_what_another_answers_is_left_out_and_what_all_refuse_i
         with pytest.raises(ChatRefused, match="too many tokens"):
             agent.decide("m", SEEN, rng())
         assert not lost, "the request was at fault"
+
+
+def test_a_server_that_says_nothing_keeps_none_waiting_for_another() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as silent, servers(1) as (one,):
+        port = silent.getsockname()[1]
+        hung = LoraServer(OpenAIEngineSettings(url=f"http://127.0.0.1:{port}/v1", answer_s=600.0))
+
+        def ask() -> None:
+            with suppress(ChatAway):
+                hung.sleep()
+
+        asking = threading.Thread(target=ask, daemon=True)
+        asking.start()
+        connection, _ = silent.accept()
+        assert connection.recv(1), "it is being asked what it is"
+        sleeping = threading.Thread(target=LoraServer(OpenAIEngineSettings(url=one.url)).sleep, daemon=True)
+        sleeping.start()
+        sleeping.join(30)
+        hung.close()
+        asking.join(60)
+        assert not sleeping.is_alive() and not asking.is_alive()
 
 
 def test_closing_ends_the_wait_for_servers_that_are_away() -> None:
