@@ -9,6 +9,7 @@ from __future__ import annotations
 import errno
 import os
 import stat
+from contextlib import suppress
 from pathlib import Path
 from typing import BinaryIO
 
@@ -16,22 +17,26 @@ _MOST = 8 << 20
 """JSON takes up to 24 times its bytes in memory."""
 _GROWN = 1 << 16
 """By how much a file may grow while it is read."""
-_SMALL = 64 << 20
+SMALL, LARGE = 64 << 20, 1 << 37
+"""In bytes: zeros that are read at once, and within a minute or so."""
 _HOLES = 16
-"""A larger file that takes less than this part of its size on disk is refused: it would be read for hours."""
+"""A file of holes has less than this part of its size as data: it would be read for hours."""
 _BLOCK = 512
-"""Bytes of what ``st_blocks`` counts."""
+"""Bytes of what ``st_blocks`` counts: too few where the file system compresses, or has yet to store what is new."""
+_PIECES = 1 << 16
+"""Looked for, of data between holes."""
 _SHELF = os.path.join(os.pardir, os.pardir, "blobs")
 """Where the cache of the Hugging Face hub keeps the files that a snapshot's links lead to."""
 
 
-def opened(path: Path, buffering: int = -1, named: bool = False) -> BinaryIO:
-    """Opens a regular file. Raises OSError for anything else, and for a link out of the file's folder."""
+def opened(path: Path, buffering: int = -1, named: bool = False, most: int = SMALL) -> BinaryIO:
+    """Opens a regular file. Raises OSError for anything else, for a link out of the file's folder, and for a file of
+    holes that has more than ``most`` bytes."""
     if not named and (target := link_out(path)) is not None:
         raise OSError(errno.ELOOP, f"it is a link out of its folder, to {target}: put the file itself there", str(path))
     file = open(path, "rb", buffering, opener=lambda name, flags: os.open(name, flags | os.O_NONBLOCK))
     try:
-        _refuse_odd(os.fstat(file.fileno()), path)
+        _refuse_odd(file.fileno(), path, most)
     except OSError:
         file.close()
         raise
@@ -48,9 +53,9 @@ def content(path: Path, most: int = _MOST, named: bool = False) -> bytes:
     return found
 
 
-def checked(path: Path) -> Path:
+def checked(path: Path, most: int = SMALL) -> Path:
     """Returns the path of a file that ``opened`` would open, for libraries that take no open file. Raises OSError."""
-    opened(path).close()
+    opened(path, most=most).close()
     return path
 
 
@@ -69,8 +74,21 @@ def link_out(path: Path) -> str | None:
     return None if inside or os.path.dirname(target) == os.path.normpath(os.path.join(folder, _SHELF)) else target
 
 
-def _refuse_odd(found: os.stat_result, path: Path) -> None:
+def _refuse_odd(file: int, path: Path, most: int) -> None:
+    found = os.fstat(file)
     if not stat.S_ISREG(found.st_mode):
         raise OSError(errno.EINVAL, "it is no regular file", str(path))
-    if found.st_size > _SMALL and 0 < found.st_blocks * _BLOCK < found.st_size / _HOLES:
+    if found.st_size > most and 0 < found.st_blocks * _BLOCK < found.st_size / _HOLES > _data(file):
         raise OSError(errno.EINVAL, f"nearly all of its {found.st_size:,} bytes are holes", str(path))
+
+
+def _data(file: int) -> int:
+    """Returns how many bytes are no holes; all of them where the file system does not tell."""
+    data = end = 0
+    with suppress(OSError):  # there is no data behind
+        for _ in range(_PIECES):
+            start = os.lseek(file, end, os.SEEK_DATA)
+            end = os.lseek(file, start, os.SEEK_HOLE)
+            data += end - start
+    os.lseek(file, 0, os.SEEK_SET)
+    return data

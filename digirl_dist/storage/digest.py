@@ -18,9 +18,9 @@ def digest(data: bytes | bytearray | memoryview) -> str:
     return xxhash.xxh3_128_hexdigest(data)
 
 
-def file_digest(path: Path) -> str:
-    """Returns the digest of a file's content, using constant memory. Raises OSError."""
-    with regular_file.opened(path, 0) as file:
+def file_digest(path: Path, most: int = regular_file.SMALL) -> str:
+    """Returns the digest of a file's content, using constant memory. Raises OSError as ``regular_file.opened`` does."""
+    with regular_file.opened(path, 0, most=most) as file:
         return part_digest(file, 0, sys.maxsize)
 
 

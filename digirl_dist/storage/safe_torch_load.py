@@ -49,7 +49,7 @@ def load_state(path: Path) -> Any:
     A file that would unpack to more than it takes is refused: whoever made it made its digest, too.
     """
     _require_safe_torch()
-    regular_file.checked(path)
+    regular_file.checked(path, regular_file.LARGE)
     with zipfile.ZipFile(path) as packed:
         entries = packed.infolist()
     if any(entry.compress_type != zipfile.ZIP_STORED for entry in entries):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 import subprocess
 import zipfile
@@ -70,6 +71,31 @@ def test_a_file_that_cannot_be_read_is_named_with_the_remedy(tmp_path: Path, nam
     with pytest.raises(CheckpointError, match=f"{name} cannot be read: .*; remove its folder to resume from the one"):
         found = Checkpoints(tmp_path).open(0)
         found.state(), found.trainer_state(), found.metrics()
+
+
+@pytest.mark.component
+def test_a_file_system_that_stores_later_compresses_or_keeps_zeros_as_holes_refuses_no_checkpoint(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    told = os.fstat
+
+    def fstat(file: int) -> os.stat_result:
+        """What OpenZFS tells of a file until its transaction group is committed, whatever was flushed."""
+        found = told(file)
+        rest = {name: getattr(found, name) for name in ("st_atime", "st_mtime", "st_ctime", "st_blksize", "st_rdev")}
+        return os.stat_result([*found], {**rest, "st_blocks": 1})
+
+    monkeypatch.setattr(os, "fstat", fstat)
+    moments, weights = torch.zeros(20_000_000), {"w": torch.ones(20_000_000)}
+    saved = Checkpoints(tmp_path).save(0, weights, {"moments": moments}, {})
+    saved.verify()
+    path = saved.folder / "trainer.pt"
+    subprocess.run(["cp", "--sparse=always", path, tmp_path / "holes"], check=True)
+    (tmp_path / "holes").replace(path)
+    assert path.stat().st_blocks < 1000 and torch.equal(saved.trainer_state()["moments"], moments)
+    os.truncate(path, 1 << 40)
+    with pytest.raises(CheckpointError, match="holes"):
+        saved.trainer_state()
 
 
 def test_superseded_checkpoints_are_removed_unless_they_are_to_be_kept(tmp_path: Path) -> None:
