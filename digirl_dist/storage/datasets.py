@@ -39,7 +39,7 @@ def refuse_unreadable(paths: Sequence[str]) -> None:
         try:
             with _opened(_files(path)[0]) as (schema, _):
                 _ours(schema.empty_table())
-        except (pa.ArrowException, OSError, KeyError, TrajectoryError) as error:
+        except TrajectoryError as error:
             raise SettingsError(
                 f"offline.data={path} holds no trajectories ({error}): name a run's folder trajectories, an exported "
                 "folder data, or a .pt file of DigiRL's"
@@ -51,14 +51,13 @@ def _read(path: Path) -> list[Trajectory]:
         from digirl_dist.storage import import_digirl
 
         return import_digirl.read(path)
-    files = _files(path)
+    batches = (batch for file in _files(path) for batch in _batches(file))
     try:
-        rows = pa.concat_tables([_ours(_table(file)) for file in files])
-        found = parquet.from_table(rows.sort_by([(name, "ascending") for name in _ORDER]))
+        found = parquet.from_batches(parquet.SCHEMA, batches, _ORDER)
         for episode in found:
             _refuse_numbers(episode)
         return found
-    except (pa.ArrowException, OSError, KeyError, TrajectoryError) as error:
+    except TrajectoryError as error:
         raise TrajectoryError(f"{path} holds no trajectories of this project: {error}") from error
 
 
@@ -72,27 +71,30 @@ def _files(path: Path) -> list[Path]:
     return found
 
 
-def _table(file: Path) -> pa.Table:
-    """Reads a file little by little. Raises TrajectoryError before it takes far more memory than its size is."""
-    most = _SPARE + _MOST_PER_BYTE * file.stat().st_size
-    with _opened(file) as (schema, batches):
-        rows, size = [], 0
+def _batches(file: Path) -> Iterator[pa.RecordBatch]:
+    """Reads a file little by little. Raises TrajectoryError before that takes far more memory than its size is."""
+    size = 0
+    with _opened(file) as (_, batches):
+        most = _SPARE + _MOST_PER_BYTE * file.stat().st_size
         for batch in batches:
             size += batch.nbytes
             if size > most:
                 raise TrajectoryError(f"{file} would unpack to more than {most} bytes")
-            rows.append(batch)
-        return pa.Table.from_batches(rows, schema)
+            yield from _ours(pa.Table.from_batches([batch])).to_batches()
 
 
 @contextmanager
 def _opened(file: Path) -> Iterator[tuple[pa.Schema, Iterable[pa.RecordBatch]]]:
-    if file.suffix == ".arrow":
-        with pa.memory_map(str(file)) as source, pa.ipc.open_stream(source) as stream:
-            yield stream.schema, stream
-    else:
-        with regular_file.opened(file) as source, pq.ParquetFile(source) as opened:
-            yield opened.schema_arrow, opened.iter_batches(_ROWS, use_threads=False)
+    """Raises TrajectoryError, also for what reading raises."""
+    try:
+        if file.suffix == ".arrow":
+            with pa.memory_map(str(file)) as source, pa.ipc.open_stream(source) as stream:
+                yield stream.schema, stream
+        else:
+            with regular_file.opened(file) as source, pq.ParquetFile(source) as opened:
+                yield opened.schema_arrow, opened.iter_batches(_ROWS, use_threads=False)
+    except (pa.ArrowException, OSError, KeyError) as error:
+        raise TrajectoryError(f"{file}: {error}") from error
 
 
 def _refuse_numbers(episode: Trajectory) -> None:

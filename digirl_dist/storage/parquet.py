@@ -8,6 +8,7 @@ from array import array
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from itertools import chain, pairwise
+from operator import itemgetter
 from pathlib import Path
 from typing import Any, cast
 
@@ -136,19 +137,23 @@ def from_table(table: pa.Table) -> list[Trajectory]:
 
     Raises TrajectoryError if the schema or a row does not fit.
     """
-    return _episodes(table.schema, table.to_batches())
+    return from_batches(table.schema, table.to_batches())
 
 
-def _episodes(schema: pa.Schema, batches: Iterable[pa.RecordBatch]) -> list[Trajectory]:
+def from_batches(schema: pa.Schema, batches: Iterable[pa.RecordBatch], order: Sequence[str] = ()) -> list[Trajectory]:
+    """Returns the episodes of batches, in the order of their first rows; these are sorted by the columns of ``order``.
+
+    Raises TrajectoryError if the schema or a row does not fit.
+    """
     if not schema.equals(SCHEMA, check_metadata=False):
         raise TrajectoryError(f"columns are not those of a trajectory: {', '.join(schema.names)}")
     episodes: dict[str, list[dict[str, Any]]] = {}
     once: dict[object, Any] = {}
     try:
-        for batch in batches:
-            for row in _rows(batch, once):
-                episodes.setdefault(row["episode_id"], []).append(row)
-        return [_trajectory(rows) for rows in episodes.values()]
+        rows = (row for batch in batches for row in _rows(batch, once))
+        for row in sorted(rows, key=itemgetter(*order)) if order else rows:
+            episodes.setdefault(row["episode_id"], []).append(row)
+        return [_trajectory(each) for each in episodes.values()]
     except _UNREADABLE as error:
         raise TrajectoryError(f"a row is not one of a trajectory: {error}") from error
 
@@ -195,7 +200,7 @@ def read(path: Path | pa.BufferReader) -> list[Trajectory]:
     with _refusals(path):
         source = regular_file.checked(path) if isinstance(path, Path) else path
         with pq.ParquetFile(source, page_checksum_verification=True) as file:  # read_table imports much more
-            return _episodes(file.schema_arrow, file.iter_batches(_STREAMED_ROWS, use_threads=False))
+            return from_batches(file.schema_arrow, file.iter_batches(_STREAMED_ROWS, use_threads=False))
 
 
 def stream(path: Path) -> Iterator[Trajectory]:

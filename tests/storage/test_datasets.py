@@ -68,6 +68,25 @@ def test_a_folder_that_datasets_saved_is_read(tmp_path: Path) -> None:
         assert described(read_datasets([str(tmp_path / name)])) == described(EPISODES)
 
 
+@pytest.mark.component
+def test_more_than_2_gib_of_screenshots_are_read(tmp_path: Path) -> None:
+    """Arrow's columns of them end there. Equal ones take no memory once they are read."""
+    seen = Observation("go", bytes(4 << 20))
+    steps = [Step(seen, {"type": "back"}, -0.5, 0.0, False, False)] * 60
+    for number in reversed(range(9)):
+        one = replace(episode(number, 0), steps=steps, final_observation=seen)
+        parquet.write(tmp_path / f"{9 - number:06d}.parquet", [one], flushed=False)
+    found = read_datasets([str(tmp_path)])
+    assert [each.ticket.iteration for each in found] == [*range(9)]
+    assert sum(len(step.observation.image or b"") for each in found for step in each.steps) > 1 << 31
+
+
+def test_a_damaged_file_of_a_folder_is_named(tmp_path: Path) -> None:
+    (written(tmp_path / "a") / "000001.parquet").write_bytes(b"PAR1")
+    with pytest.raises(TrajectoryError, match=r"a holds no trajectories of this project: .*000001\.parquet: "):
+        read_datasets([str(tmp_path / "a")])
+
+
 def test_further_columns_and_wider_types_do_no_harm(tmp_path: Path) -> None:
     rows = parquet.to_table(EPISODES[0])
     wider = rows.set_column(rows.schema.get_field_index("task"), "task", rows["task"].cast(pa.large_string()))
