@@ -39,10 +39,8 @@ class _Head(msgspec.Struct):
 
 _HEADS = msgspec.json.Decoder(_Head)
 _LINES = msgspec.json.Decoder(dict[str, Any])
-_MOST_LINES, _MOST_BYTES = 500_000, 1 << 27
-"""Of the file, which a stranger may have made."""
-_READ_BYTES = 1 << 20
-"""Read at once: lines of a few kB cost a quarter of what they cost in pieces of a page, or split from the whole."""
+_MOST_LINES, _MOST_BYTES, _MOST_MEMORY = 500_000, 1 << 30, 1 << 30
+"""Of the file, which a stranger may have made, and of its figures in memory: 64 workers take a week for those."""
 
 
 class Metrics:
@@ -86,9 +84,13 @@ class Metrics:
 def lines_of(path: Path) -> list[Figures]:
     """Returns the figures of each iteration, in order; of one that was repeated after a crash, the later line.
 
-    Raises RunFolderError.
+    Raises RunFolderError, also for more of them than memory is meant for.
     """
-    lines = {line["iteration"]: line for line in json_lines.read(path) if type(line.get("iteration")) is int}
+    texts = _whole_lines(path) if path.exists() else []
+    if sum(map(json_lines.cost, texts)) > _MOST_MEMORY:
+        raise RunFolderError(f"{path} has figures for more than {_MOST_MEMORY:,} bytes: read them line by line")
+    told = (line for line in map(json_lines.parsed, texts) if isinstance(line, dict))
+    lines = {line["iteration"]: line for line in told if type(line.get("iteration")) is int}
     return [lines[iteration] for iteration in sorted(lines)]
 
 
@@ -268,9 +270,10 @@ def _mean(values: Sequence[float]) -> float | None:
 
 def _whole_lines(path: Path) -> list[bytes]:
     """Raises RunFolderError for what is no regular file, such as a named pipe, and for more than any run writes."""
-    with json_lines.opened(path, _READ_BYTES) as file:
-        lines = file.read(_MOST_BYTES + 1).split(b"\n", _MOST_LINES + 1)
-    if len(lines) > _MOST_LINES or sum(map(len, lines)) > _MOST_BYTES:
+    with json_lines.opened(path) as file:
+        size = path.stat().st_size
+        lines = file.read(size if size <= _MOST_BYTES else 0).split(b"\n", _MOST_LINES + 1)
+    if len(lines) > _MOST_LINES or size > _MOST_BYTES:
         raise RunFolderError(f"{path} has more than {_MOST_LINES:,} lines or {_MOST_BYTES:,} bytes: move it away")
     return lines[:-1]
 

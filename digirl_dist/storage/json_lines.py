@@ -50,10 +50,10 @@ def read(path: Path, newest_bytes: int = _NEWEST) -> list[dict[str, Json]]:
 
 
 @contextmanager
-def opened(path: Path, buffering: int = -1) -> Iterator[BinaryIO]:
+def opened(path: Path) -> Iterator[BinaryIO]:
     """Yields a file of lines to be read. Raises RunFolderError for what is no file that can be read."""
     try:
-        with regular_file.opened(path, buffering) as file:
+        with regular_file.opened(path) as file:
             yield file
     except OSError as error:
         why = regular_file.defect(error)
@@ -146,18 +146,18 @@ class JsonLines:
                 count += 1
                 if count > _MOST_LINES:
                     raise RunFolderError(f"{self._path} cannot be read: it has more than {_MOST_LINES:,} new lines")
-                parsed = _parsed(line) if whole and ends else None
+                found = parsed(line) if whole and ends else None
                 whole = ends
-                if isinstance(parsed, dict):
-                    yield _cost(line), parsed
+                if isinstance(found, dict):
+                    yield cost(line), found
 
 
-def _cost(line: bytes) -> int:
+def cost(line: bytes) -> int:
     """Returns how many bytes its values may take in memory."""
     return len(line) + _OF_A_VALUE * (line.count(b",") + line.count(b"[")) + _OF_AN_OBJECT * line.count(b"{")
 
 
-def _parsed(line: bytes) -> Any:
+def parsed(line: bytes) -> Any:
     """Returns its value; None if it is not JSON. ``json.loads`` takes five times as long for a short line."""
     try:
         text = line.decode("utf-8", "surrogatepass").strip(_BLANKS)
@@ -211,7 +211,7 @@ class DurableMap:
     def _read(self, file: BinaryIO) -> None:
         """Reads all lines but the last, if that was cut: it was never confirmed to anybody."""
         while (line := file.readline(2 * LONGEST_LINE)).endswith(b"\n"):
-            match _parsed(line):
+            match parsed(line):
                 case {"key": str(key), "value": value}:
                     self._apply(key, value)
                 case _:

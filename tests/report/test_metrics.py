@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import math
+import os
 from dataclasses import replace
 from pathlib import Path
 
@@ -12,7 +14,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from digirl_dist.collection import CollectionResult, WorkerResult
-from digirl_dist.report.metrics import Metrics, Outcomes, collection, overhead_s, results, wilson
+from digirl_dist.errors import RunFolderError
+from digirl_dist.report import metrics
+from digirl_dist.report.metrics import Metrics, Outcomes, collection, lines_of, overhead_s, results, wilson
 from digirl_dist.storage.checkpoint import Checkpoint
 from digirl_dist.tasks import Task, Ticket
 from digirl_dist.trainer import Update
@@ -74,6 +78,33 @@ def test_a_line_that_a_crash_cut_off_takes_no_other_with_it(tmp_path: Path) -> N
     path.write_bytes(path.read_bytes()[:-9])
     Metrics(path).append({"iteration": 14, "success_rate": 0.7})
     assert [line["iteration"] for line in Metrics(path).lines] == [7, 14]
+
+
+def test_a_file_of_more_than_128_mib_is_read_whole_and_one_that_no_run_writes_is_refused(tmp_path: Path) -> None:
+    """It was cut at 128 MiB, and what lay behind was written again at each start."""
+    path = tmp_path / "metrics.jsonl"
+    with path.open("w") as file:
+        file.writelines(f'{{"iteration": {number}, "said": "{"x" * (1 << 20)}"}}\n' for number in range(140))
+    Metrics(path).keep_until(140)
+    assert Metrics(path).iterations == [line["iteration"] for line in lines_of(path)] == [*range(140)]
+    for read in (Metrics, lines_of):
+        os.truncate(path, 0)
+        os.truncate(path, (1 << 30) + 1)
+        with pytest.raises(RunFolderError, match="or 1,073,741,824 bytes: move it away"):
+            read(path)
+
+
+def test_no_iteration_of_a_long_run_is_left_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "metrics.jsonl"
+    seconds = dict.fromkeys("abcdefgh", 123.4567)
+    with path.open("w") as file:
+        for number in range(3000):
+            line = {"iteration": number, "slot_seconds_by_worker": dict.fromkeys(map(str, range(64)), seconds)}
+            file.write(json.dumps(line) + "\n")
+    assert [line["iteration"] for line in lines_of(path)] == [*range(3000)]
+    monkeypatch.setattr(metrics, "_MOST_MEMORY", 10**6)
+    with pytest.raises(RunFolderError, match="figures for more than 1,000,000 bytes: read them line by line"):
+        lines_of(path)
 
 
 @pytest.mark.parametrize(("measured_s", "expected"), [(0.0, 11.0), (8.0, 3.0), (12.0, 1.0)])
