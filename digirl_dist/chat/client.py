@@ -31,14 +31,15 @@ class Pace:
         self._next_at = 0.0
         self._lock = threading.Lock()
 
-    def wait(self) -> None:
-        """Blocks until it is the caller's turn or ``stopping`` is set."""
+    def wait(self) -> float:
+        """Blocks until it is the caller's turn or ``stopping`` is set; returns the seconds until that turn."""
         with self._lock:
             now = time.monotonic()
             turn = max(now, self._next_at)
             self._next_at = turn + self._gap_s
         if turn > now:
             self._stopping.wait(turn - now)
+        return turn - now
 
 
 _SHORTEST_KEY = 8
@@ -177,7 +178,7 @@ class ChatServer:
         url, content = path if "://" in path else self._url + path, None if body is None else msgspec.json.encode(body)
         pause_s, give_up_at = _FIRST_PAUSE_S, time.monotonic() + self._settings.outage_s
         while True:
-            self._pace.wait()
+            give_up_at += self._pace.wait()  # the server is not away meanwhile
             if self._stopping.is_set():
                 raise ChatAway(f"{self} is no longer asked: it was stopped")
             try:

@@ -350,6 +350,14 @@ def test_requests_are_spread_over_time(tmp_path: Path, served: Endpoint) -> None
     assert times[-1] - times[0] >= 0.5 * 0.5  # the first may have been late
 
 
+def test_waiting_for_ones_turn_is_no_outage(tmp_path: Path, served: Endpoint) -> None:
+    served.script = [says("Verdict: yes"), says("Verdict: yes"), fails(429)]
+    asked = Asked(tmp_path, served.url, requests_per_minute=20, outage_s=5.0)
+    with ThreadPoolExecutor(3) as pool:
+        assert all(each.success for each in pool.map(asked.judge.verdict, [episode(f"task {n}") for n in range(3)]))
+    assert len(served.requests) == 4
+
+
 def test_closing_ends_the_wait_for_an_endpoint_that_is_away(tmp_path: Path, served: Endpoint) -> None:
     served.script = [fails(503, retry_after="60")] * 3
     asked = Asked(tmp_path, served.url, outage_s=600)
