@@ -69,6 +69,7 @@ def test_a_folder_that_datasets_saved_is_read(tmp_path: Path) -> None:
 
 
 @pytest.mark.component
+@pytest.mark.nightly  # it writes and reads them for half a minute
 def test_more_than_2_gib_of_screenshots_are_read(tmp_path: Path) -> None:
     """Arrow's columns of them end there. Equal ones take no memory once they are read."""
     seen = Observation("go", bytes(4 << 20))
