@@ -113,7 +113,7 @@ def _runs_in(folder: Path) -> list[Path]:
         return [existing_run(folder)]
     except NoRunError:
         if found := runs_in(folder):
-            return found
+            return [existing_run(run) for run in found]
         raise
 
 

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from digirl_dist.cli.main import main
 from digirl_dist.errors import CheckpointError, RunFolderError, UntrustedError
 from digirl_dist.report.bundle import write_report
 from digirl_dist.report.viewed import ViewedRun
@@ -109,6 +110,16 @@ def test_a_folder_that_is_a_link_out_of_the_run_is_named(name: str, run: Path, v
     (run / name).symlink_to(victim.parent)
     with pytest.raises(RunFolderError, match=f"{name} is a link out of the run folder"):
         existing_run(run)
+
+
+def test_neither_is_it_followed_where_a_folder_of_runs_is_named(
+    run: Path, victim: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (run / "trajectories").symlink_to(victim.parent)
+    for words in (["--bundle", str(run / "runs.html")], []):
+        assert main(["view", str(run.parent), *words]) == 1
+        assert "trajectories is a link out of the run folder" in capsys.readouterr().err
+    assert not (run / "runs.html").exists()
 
 
 def test_what_a_killed_process_left_of_a_file_is_swept_up(run: Path) -> None:
