@@ -89,7 +89,7 @@ def _answers(run: ViewedRun, choose: Choose, rows: int | None = None) -> dict[st
         with suppress(KeyError, TrajectoryError):  # the page names files that cannot be read
             episodes[key], images[key] = run.episode(key), _pictures(run.read(key))
     told["state"]["written"] = time.time()  # nothing comes after
-    table["first"] = 0
+    table |= {"first": 0, "cut": table["first"]}
     timeline, status = json.loads(run.timeline_news("", "")), run.status()
     return {
         "run": told,

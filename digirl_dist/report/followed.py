@@ -12,6 +12,8 @@ from digirl_dist.storage.file_system import found_at
 from digirl_dist.storage.json_lines import JsonLines
 from digirl_dist.types import Json
 
+_MOST_READ = 1 << 27
+"""Of a file that somebody made long: in bytes of memory, which its lines take one by one."""
 Chosen = Callable[[dict[str, Json]], Mapping[str, Json] | None]
 """Returns what pages get of a line; None for a line that they do not get."""
 
@@ -36,7 +38,8 @@ class Followed:
     def news(self, place: str) -> str:
         """Returns, as JSON, the lines after ``place``, which an earlier answer called ``next``.
 
-        They are ``fresh`` if they replace all earlier ones, as for a page that has none. Raises RunFolderError.
+        They are ``fresh`` if they replace all earlier ones, as for a page that has none, and ``cut`` if the file has
+        older ones that no page gets. Raises RunFolderError.
         """
         with self._lock:
             self._follow()
@@ -45,8 +48,8 @@ class Followed:
             if is_next := file == str(self._file) and known.isdecimal() and self._dropped <= int(known) <= self._end:
                 first = int(known)
             lines = ",".join(list(self._texts)[first - self._dropped :])
-            begun = f'"fresh":{json.dumps(not is_next)},"next":"{self._file}.{self._end}"'
-            return f'{{{begun},"lines":[{lines}]}}'
+            begun = f'"fresh":{json.dumps(not is_next)},"cut":{json.dumps(self._dropped > 0)}'
+            return f'{{{begun},"next":"{self._file}.{self._end}","lines":[{lines}]}}'
 
     @property
     def _end(self) -> int:
@@ -58,7 +61,8 @@ class Followed:
         if file != self._file or size < self._lines.place:
             self._begin()
             self._file = file
-            self._lines.skip_to(size - self._most_bytes)
+            self._lines.skip_to_newest(_MOST_READ)
+            self._dropped = int(self._lines.place > 0)  # what is not read counts as one
         for line in self._lines.news(size):
             if (chosen := self._chosen(line)) is not None:
                 self._add(json.dumps(chosen, separators=(",", ":")))

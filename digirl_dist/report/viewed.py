@@ -46,7 +46,7 @@ _USUAL_EVENTS = ("episode", "episode_doubled", "episode_dropped", "judged", "rel
 _LONGEST = 400
 """Characters of what a run does now."""
 _LOG_BYTES = 1 << 16
-_BULKY = ("slot_seconds_by_worker", "episodes_by_worker")
+_BULKY = ("slot_seconds_by_worker", "episodes_by_worker", "success_by_task")
 _SPENT = ("iteration", "time", "iteration_s", "slot_seconds_by_worker")
 _NUMBERS = ("iteration", "ticket", "slot", "policy_version", "seed", "steps", "attempt")
 _REALS = ("reward", "time", "seconds")

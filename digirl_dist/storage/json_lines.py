@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-from collections import deque
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from io import FileIO
@@ -39,14 +38,8 @@ def read(path: Path, newest_bytes: int = _NEWEST) -> list[dict[str, Json]]:
     are not complete JSON objects. Raises RunFolderError for what is no file that can be read."""
     lines = JsonLines(path)
     lines.skip_to(lines.size() - newest_bytes)
-    kept: deque[tuple[int, dict[str, Json]]] = deque()
-    total = 0
-    for cost, found in lines.weighed():
-        kept.append((cost, found))
-        total += cost
-        while total > _MOST_MEMORY:
-            total -= kept.popleft()[0]
-    return [found for _, found in kept]
+    lines.skip_to_newest(_MOST_MEMORY)
+    return list(lines.news())
 
 
 @contextmanager
@@ -123,15 +116,21 @@ class JsonLines:
     def skip_to(self, place: int) -> None:
         self.place = max(self.place, place)
 
+    def skip_to_newest(self, memory: int) -> None:
+        """Skips all but the newest lines whose values may take so many bytes of memory. Raises RunFolderError."""
+        first, block = self.size(), memory >> 10
+        while memory >= 0 and first > self.place:
+            at, first = first, max(self.place, first - block)
+            with opened(self._path) as file:
+                file.seek(first)
+                memory -= cost(file.read(at - first))
+        self.place = first if memory >= 0 else at
+
     def news(self, until: int | None = None) -> Iterator[dict[str, Json]]:
         """Yields the objects up to byte ``until``, or to the end, that were not yielded before, line by line.
 
         Raises RunFolderError.
         """
-        return (found for _, found in self.weighed(until))
-
-    def weighed(self, until: int | None = None) -> Iterator[tuple[int, dict[str, Json]]]:
-        """Yields them, each with the bytes of memory that it may take."""
         end = self.size() if until is None else until
         if end <= self.place:
             return
@@ -149,12 +148,12 @@ class JsonLines:
                 found = parsed(line) if whole and ends else None
                 whole = ends
                 if isinstance(found, dict):
-                    yield cost(line), found
+                    yield found
 
 
-def cost(line: bytes) -> int:
-    """Returns how many bytes its values may take in memory."""
-    return len(line) + _OF_A_VALUE * (line.count(b",") + line.count(b"[")) + _OF_AN_OBJECT * line.count(b"{")
+def cost(lines: bytes) -> int:
+    """Returns how many bytes their values may take in memory."""
+    return len(lines) + _OF_A_VALUE * (lines.count(b",") + lines.count(b"[")) + _OF_AN_OBJECT * lines.count(b"{")
 
 
 def parsed(line: bytes) -> Any:

@@ -10,9 +10,10 @@ from pathlib import Path
 
 import pytest
 from run_states import LOG, REASON, failed, finished, live
-from small_run import WORKERS, append, landed, make_run
+from small_run import WORKERS, append, figures, landed, make_run
 from viewer_site import Browser, served
 
+from digirl_dist.report import bundle
 from digirl_dist.report.bundle import write_report
 from digirl_dist.report.viewed import ViewedRun
 from digirl_dist.storage import parquet
@@ -204,4 +205,28 @@ def test_a_report_of_a_failed_run_says_so_first(chromium_is_installed: None, run
     browser = Browser(write_report(ViewedRun(runs[1])).as_uri())
     browser.says(REASON, ".state")
     browser.says("run failed", ".events")
+    browser.close()
+
+
+def test_a_report_of_a_long_run_says_on_every_page_what_it_leaves_out(
+    chromium_is_installed: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = make_run(tmp_path / "run", iterations=1, train_iterations=20)
+    for number in range(1, 20):
+        append(
+            folder / "metrics.jsonl", {**figures(number, parquet.read(folder / "trajectories/000000.parquet"), 1.8e9)}
+        )
+        append(folder / "events.jsonl", {"time": 1.8e9, "event": "disk_full", "reason": "x" * 200})
+    monkeypatch.setattr(bundle, "_NEWEST_ROWS", 4)
+    browser = Browser(write_report(ViewedRun(folder, most_bytes=4000)).as_uri())
+    browser.says("Of metrics.jsonl, which is long, this page has the newest", ".state")
+    browser.says("20", ".tiles dd")
+    for page, words in {
+        "tasks": "Of 6 episodes",
+        "episodes": "Of 6 episodes",
+        "workers": "Of metrics.jsonl",
+        "events": "Of events.jsonl",
+    }.items():
+        browser.go(f"#/{page}")
+        browser.says(words)
     browser.close()

@@ -22,6 +22,7 @@ from digirl_dist.emulator import Label
 from digirl_dist.emulator.remembered import told
 from digirl_dist.errors import UntrustedError
 from digirl_dist.protocol.job_folder import JobFolder
+from digirl_dist.report import followed
 from digirl_dist.report.viewed import ViewedRun, named
 from digirl_dist.storage import parquet
 from digirl_dist.storage.checkpoint import Checkpoints
@@ -106,7 +107,31 @@ def test_the_lines_that_are_kept_for_pages_are_bounded(tmp_path: Path) -> None:
     viewed = ViewedRun(run)
     viewed._figures._most_bytes = 50_000
     figures = json.loads(viewed.news("", "", ""))["figures"]
-    assert figures["lines"][-1]["iteration"] == 999 and len(json.dumps(figures)) < 60_000
+    assert figures["lines"][-1]["iteration"] == 999 and len(json.dumps(figures)) < 60_000 and figures["cut"]
+
+
+def test_a_page_has_the_figures_of_all_iterations_however_many_workers_or_says_that_it_has_not(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = make_run(tmp_path / "run", iterations=1)
+    (run / "events.jsonl").unlink()
+    spent = dict.fromkeys(("step", "policy", "reset", "boot", "push", "update", "barrier"), 12.5)
+    of_all = {"slot_seconds_by_worker": {f"10.0.0.{k}": spent for k in range(100)}}
+    for number in range(1, 100):
+        append(run / "metrics.jsonl", {"iteration": number, "episodes": 8, **of_all})
+        append(run / "events.jsonl", {"event": "episode", "reason": "x" * 5000})
+    append(run / "metrics.jsonl", {"iteration": 100})
+
+    def lines() -> list[tuple[int, bool]]:
+        viewed = ViewedRun(run, most_bytes=1 << 18)
+        parts = [json.loads(viewed.news("", "", ""))["figures"], *json.loads(viewed.timeline_news("", "")).values()]
+        return [(len(part["lines"]), part["cut"]) for part in parts]
+
+    figures, iterations, events = lines()
+    assert figures == (101, False) and events == (0, False) and iterations[0] < 99 and iterations[1]
+    monkeypatch.setattr(followed, "_MOST_READ", 1 << 18)
+    figures, _, events = lines()
+    assert 1 < figures[0] < 20 and figures[1] and events == (0, True)
 
 
 @pytest.mark.nightly

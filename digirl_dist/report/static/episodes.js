@@ -130,7 +130,7 @@ class List {
     COLUMNS.forEach(([name, title], place) => (this.heads[place].textContent = `${title}${order === name ? " ↑" : order === `-${name}` ? " ↓" : ""}`));
     const none = index.size && !this.rows.length ? "; Clear shows all" : "";
     this.rated = tellsSuccess(this.state.runs.get(this.run), index);
-    this.told.textContent = `${short(this.rows.length)} of ${short(index.size)} episodes${this.rated ? `, ${short(won)} successful` : ""}${none}${reading}`;
+    this.told.textContent = `${short(this.rows.length)} of ${short(index.size)} episodes${this.rated ? `, ${short(won)} successful` : ""}${none}${reading}${index.cut ? `.${index.told}` : ""}`;
     this.box.setAttribute("aria-rowcount", this.rows.length);
     this.spacer.style.height = `${Math.max(1, this.rows.length) * ROW}px`;
     if (!quiet) this.box.scrollTop = 0;

@@ -65,13 +65,13 @@ export async function events(place, state) {
   show(place, el("h1", {}, "Events and logs"), head, log, body);
   const passes = (event) => ["worker", "slot", "event"].every((name) => !wanted[name] || String(event[name]) === wanted[name]);
   const refresh = async () => {
-    const found = (await source.timeline(run)).events;
+    const { events: found, notes } = await source.timeline(run);
     if (!state.is(place)) return;
     const offered = (name) => [["", "any"], ...[...new Set([...found.map((event) => event[name]), wanted[name]].filter((each) => each !== undefined && each !== "").map(String))].sort().map((each) => [each, each.replaceAll("_", " ")])];
     const slots = offered("slot").length > 1 || wanted.worker;
     if (!head.contains(document.activeElement)) show(head, names.length > 1 ? select("run", "Run", names.map((name) => [name, name])) : null, select("worker", "Worker", offered("worker")), slots ? select("slot", "Slot", slotsOf(offered("slot"), state.runs.get(run))) : null, select("event", "Kind", offered("event")), el("a", { class: "button", href: link("events", { run }) }, "Clear"));
     const rows = grouped(found.filter(passes), SHOWN);
-    renew(body, rows.length ? events_table(rows, run) : el("p", { class: "hint" }, "No such event."), rows.length === SHOWN ? el("p", { class: "hint" }, `The newest ${SHOWN}; events.jsonl has all.`) : null);
+    renew(body, notes.filter((note) => note.startsWith("Of events")).map((note) => el("p", { class: "note" }, note)), rows.length ? events_table(rows, run) : el("p", { class: "hint" }, "No such event."), rows.length === SHOWN ? el("p", { class: "hint" }, `The newest ${SHOWN}; events.jsonl has all.`) : null);
   };
   await refresh();
   if (wanted.worker && state.is(place)) show(log, await logOf(state.runs.get(run), wanted.worker, wanted.slot));

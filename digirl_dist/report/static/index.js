@@ -1,6 +1,6 @@
 // The episodes of a run by columns, so that 100,000 of them are filtered at once.
 
-import { table } from "./dom.js";
+import { short, table } from "./dom.js";
 
 const NUMBERS = ["iteration", "ticket", "slot", "policy_version", "seed", "steps", "attempt", "reward", "time", "seconds"];
 const FLAGS = ["success", "truncated"];
@@ -12,6 +12,7 @@ export class Index {
   constructor() {
     this.size = 0;
     this.unread = 1;
+    this.cut = 0; // older episodes, which a report does not list
     this.numbers = Object.fromEntries(NUMBERS.map((name) => [name, new Float64Array(1024)]));
     this.flags = Object.fromEntries(FLAGS.map((name) => [name, new Uint8Array(1024)]));
     this.codes = Object.fromEntries(WORDS.map((name) => [name, new Uint32Array(1024)]));
@@ -22,6 +23,7 @@ export class Index {
 
   add(answer) {
     this.unread = answer.unread;
+    this.cut = answer.cut ?? 0;
     if (answer.first > this.size || !answer.count) return false;
     const after = answer.first + answer.count;
     this.#grow(after);
@@ -84,6 +86,10 @@ export class Index {
 
   row(key) {
     return this.places.get(key);
+  }
+
+  get told() {
+    return this.cut ? ` Of ${short(this.cut + this.size)} episodes a report lists the newest ${short(this.size)}; digirl-dist view shows all.` : "";
   }
 
   // Rows that pass all filters, in the wanted order.

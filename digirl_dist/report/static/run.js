@@ -20,13 +20,16 @@ export function chip(run) {
   return el("span", { class: `badge ${kind}` }, word === "unknown" ? "no status" : word);
 }
 
+// Iterations that are finished: of a long run a page has the newest alone.
+export const done = (run) => Math.max(0, ...run.metrics.slice(-1).map((line) => line.iteration + 1));
+
 // Seconds until the last iteration ends, by the median of the last ones; null where that is not known.
 export function left_s(run) {
   const wanted = run.config.train_iterations;
   const took = known(run, "iteration_s").slice(-MEDIAN_OF).sort((a, b) => a - b);
   if (run.state !== "running" || typeof wanted !== "number" || !took.length) return null;
   const passed = Math.max(0, now(run) - (run.metrics[run.metrics.length - 1].time || now(run)));
-  return Math.max(0, took[took.length >> 1] * (wanted - run.metrics.length) - passed);
+  return Math.max(0, took[took.length >> 1] * (wanted - done(run)) - passed);
 }
 
 function sentence(run) {
@@ -85,7 +88,7 @@ function tiles(run) {
   const rated = known(run, "success_rate").length > 0;
   const [worked, slots] = [hours(run), slotHours(run)];
   const facts = [
-    ["iterations", `${run.metrics.length}${typeof run.config.train_iterations === "number" ? ` of ${run.config.train_iterations}` : ""}`],
+    ["iterations", `${done(run)}${typeof run.config.train_iterations === "number" ? ` of ${run.config.train_iterations}` : ""}`],
     ...(rated ? [["success rate", percent(last.success_rate)], ["best success rate", percent(best(run))]] : []),
     ["mean reward", short(last.reward_mean)],
     ...(rated ? [] : [["best mean reward", short(best(run))]]),

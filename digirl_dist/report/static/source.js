@@ -42,6 +42,9 @@ function grown(name, part, answer) {
   return lines;
 }
 
+// What a page says where a file is so long that it gets the newest lines alone.
+const cut = (answer, file, count) => (answer.cut ? [`Of ${file}, which is long, this page has the newest ${count} lines alone: what it sums up and draws begins with them.`] : []);
+
 const next = (name, part) => kept.get(`${name} ${part}`)?.next ?? "";
 
 // Of an iteration that was repeated after a crash, the later line.
@@ -56,6 +59,7 @@ export async function run(name) {
   state.size = state.metrics;
   state.metrics = last(grown(name, "figures", figures));
   state.evaluations = grown(name, "measured", measured);
+  state.notes = [...state.notes, ...cut(figures, "metrics.jsonl", state.metrics.length), ...cut(measured, "evaluation.jsonl", state.evaluations.length)];
   kept.set(name, state);
   return state;
 }
@@ -69,7 +73,8 @@ export async function rows(run, first) {
 
 export async function timeline(run) {
   const { iterations, events } = await ask("timeline", { run, iterations: next(run, "iterations"), events: next(run, "events") });
-  return { iterations: last(grown(run, "iterations", iterations)), events: grown(run, "events", { ...events, lines: events.lines.map(plain) }) };
+  const found = { iterations: last(grown(run, "iterations", iterations)), events: grown(run, "events", { ...events, lines: events.lines.map(plain) }) };
+  return { ...found, notes: [...cut(iterations, "metrics.jsonl", found.iterations.length), ...cut(events, "events.jsonl", found.events.length)] };
 }
 
 // What each worker and slot does, as the run has written it.

@@ -31,7 +31,7 @@ export function tasks(place, state) {
     const columns = COLUMNS.filter(([name]) => rated || !OF_SUCCESS.includes(name));
     const none = el("tr", {}, el("td", { colspan: columns.length }, "No training episode has landed yet."));
     const what = rated ? `A task counts as learned from the first iterations on in which ${percent(LEARNED)} of its episodes succeed.` : "The figures are mean rewards: this environment tells no success.";
-    hinted.textContent = `The worst first. “Now” are the last ${WINDOW} training episodes of a task, its best the ${WINDOW} that went best. ${what} Click a cell for its episodes.`;
+    hinted.textContent = `The worst first. “Now” are the last ${WINDOW} training episodes of a task, its best the ${WINDOW} that went best. ${what} Click a cell for its episodes.${index.told}`;
     renew(body, el("div", { class: "wide card", tabindex: 0, role: "region", "aria-label": "tasks" }, el("table", { class: "tasks" }, sortable(columns, order(), change), el("tbody", {}, rows.length ? rows.map((row) => line(row, run, rated)) : none))));
   };
   state.keys = (event) => walk(body, "tbody th a", event);

@@ -68,7 +68,8 @@ function atPresent(status, run) {
 function told(found, run) {
   const totals = summed(found.iterations);
   if (!totals.length) return el("p", { class: "hint" }, "No worker data yet: it comes with the first finished iteration.");
-  return [el("h2", {}, "All iterations"), verdict(totals), legend(totals), lanes(found, totals, run), overall(totals, found.events, run)];
+  const notes = found.notes.map((note) => el("p", { class: "note" }, note));
+  return [el("h2", {}, "All iterations"), notes, verdict(totals), legend(totals), lanes(found, totals, run), overall(totals, found.events, run)];
 }
 
 function summed(iterations) {
