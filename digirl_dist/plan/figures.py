@@ -142,7 +142,8 @@ def _of_lines(folder: Path) -> Figures:
     if not episodes or not steps or not seconds["step"]:
         raise RunFolderError(f"{folder} has no finished iteration that was collected; plan with a run that has one")
     retried = sum(line.get("episodes_retried") or 0 for line in lines)
-    updates = [line["iteration_s"] - line["collect_s"] for line in lines if line.get("iteration_s")]
+    timed = [line for line in lines if line.get("iteration_s")]
+    updates = [max(line.get("update_s") or 0.0, line["iteration_s"] - line["collect_s"]) for line in timed]
     pushes = _pushes(folder)
     figures = Figures(
         reset_s=seconds["reset"] / episodes,

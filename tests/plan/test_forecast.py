@@ -81,6 +81,16 @@ def test_figures_of_a_run_are_read_from_its_files_without_its_first_iteration(tm
         of_run(tmp_path)
 
 
+def test_an_update_that_overlaps_with_the_next_collection_takes_what_it_took(tmp_path: Path) -> None:
+    """``ahead=1``: a collection of 20 s begins before the update of 58 s, and an iteration takes 60 s."""
+    seconds = {"reset": 16.0, "step": 80.0, "policy": 4.0}
+    line = {"episodes": 8, "steps_mean": 5.0, "slot_seconds": seconds, "update_s": 58.0, "iteration_s": 60.0}
+    (tmp_path / "config.yaml").touch()
+    for collect_s in (20.0, 59.0, 75.0):
+        (tmp_path / "metrics.jsonl").write_text(json.dumps({**line, "iteration": 0, "collect_s": collect_s}) + "\n")
+        assert of_run(tmp_path).update_s == 58.0
+
+
 def test_a_rehearsal_whose_rates_add_up_to_more_than_one_fails_always() -> None:
     assert of_rehearsal(RehearsalSettings(hang_rate=0.6, crash_rate=0.6, steps=12.5)).fail_rate == 1.0
 
