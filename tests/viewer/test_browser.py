@@ -435,6 +435,21 @@ def test_a_start_is_no_time_in_episodes(chromium_is_installed: None, tmp_path: P
         browser.close()
 
 
+def test_a_collection_beside_an_update_takes_of_the_iteration_what_is_left(
+    chromium_is_installed: None, tmp_path: Path
+) -> None:
+    """``ahead=1``: 20 s of collection and 58 s of the update were drawn as 78 s, of an iteration that took 60 s."""
+    folder = make_run(tmp_path / "run", iterations=1)
+    line = {"iteration": 0, "iteration_s": 60.0, "collect_s": 20.0, "push_s": 0.5, "update_s": 58.0}
+    (folder / "metrics.jsonl").write_text(json.dumps(line) + "\n")
+    with served([folder]) as viewer:
+        browser = Browser(viewer.url)
+        browser.wait("document.querySelector('.catch') !== null")
+        browser.page.run("document.querySelector('.catch').dispatchEvent(new MouseEvent('mousemove'))")
+        browser.says("episodes 1.5 s\npush 0.5 s\nupdate 58 s\nother 0 s", "body")
+        browser.close()
+
+
 def test_a_new_episode_appears_by_itself(chromium_is_installed: None, tmp_path: Path) -> None:
     folder = make_run(tmp_path / "run", iterations=1)
     with served([folder]) as viewer:

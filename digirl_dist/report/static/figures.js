@@ -165,11 +165,15 @@ function parts(run, of) {
   const timed = run.metrics.filter((line) => typeof line.iteration_s === "number" && (of === "iteration" || line.slot_seconds)).slice(-60);
   if (!timed.length) return null;
   const part = (name, kind, value) => ({ name, colour: kind, values: timed.map((line) => Math.max(0, value(line) || 0)) });
+  // A collection that overlaps with an update has of the iteration what the update leaves.
+  const update = (line) => Math.min(line.update_s || 0, line.iteration_s);
+  const collect = (line) => Math.min(line.collect_s || 0, line.iteration_s - update(line));
+  const push = (line) => Math.min(line.push_s || 0, collect(line));
   const ofIteration = () => [
-    part("episodes", "c1", (line) => line.collect_s - (line.push_s || 0)),
-    part("push", "c7", (line) => line.push_s),
-    part("update", "c2", (line) => line.update_s),
-    part("other", "c4", (line) => line.iteration_s - (line.collect_s || 0) - (line.update_s || 0)),
+    part("episodes", "c1", (line) => collect(line) - push(line)),
+    part("push", "c7", push),
+    part("update", "c2", update),
+    part("other", "c4", (line) => line.iteration_s - collect(line) - update(line)),
   ];
   const ofSlots = () => Object.entries(ACTIVITIES).map(([name, [words, kind]]) => part(words, kind, (line) => line.slot_seconds[name])).filter((each) => each.values.some(Boolean));
   return stackedBars({ title: of === "iteration" ? "where an iteration's seconds go" : "where the slots' seconds go", xs: timed.map((line) => line.iteration), parts: of === "iteration" ? ofIteration() : ofSlots() });
