@@ -16,6 +16,8 @@ from viewer_site import Browser, served
 from digirl_dist.report import bundle
 from digirl_dist.report.bundle import write_report
 from digirl_dist.report.viewed import ViewedRun
+from digirl_dist.settings import Settings
+from digirl_dist.settings.hosts import worker_entries, worker_name
 from digirl_dist.storage import parquet
 
 pytestmark = [pytest.mark.component, pytest.mark.long_file(60), pytest.mark.timeout(600)]
@@ -135,6 +137,40 @@ def test_what_does_that_slots_log_say(browser: Browser) -> None:
     browser.says(LOG.splitlines()[-1], ".log")
     browser.go(f"#/events?run=done&worker={WORKERS[0]}&slot=1")
     browser.says("went with them", ".log")
+
+
+def test_the_line_that_reads_a_log_leads_to_the_worker(chromium_is_installed: None, runs: list[Path]) -> None:
+    """As ``settings/hosts.py`` reads the entries."""
+    entries = [
+        "ann@10.0.0.2:2222",
+        "ann@10.0.0.3",
+        {"host": "gate:2203", "site": "lab"},
+        "[fe80::2]:22",
+        "fe80::1",
+        "slurm:2",
+    ]
+    reached = {
+        "10.0.0.2-2222": "ssh -p 2222 ann@10.0.0.2 ",
+        "10.0.0.3": "ssh ann@10.0.0.3 ",
+        "gate-2203": "ssh -p 2203 gate ",
+        "fe80--2-22": "ssh -p 22 fe80::2 ",
+        "fe80--1": "ssh fe80::1 ",
+        "slurm-1": None,
+    }
+    assert [worker_name(entry) for entry in worker_entries(Settings(worker_ips=entries))] == [
+        *[*reached][:-1],
+        "slurm-0",
+        "slurm-1",
+    ]
+    asked = (
+        "import('./static/events.js').then(({ logLine }) => (window.told = arguments[1].map((worker) => "
+        "logLine({ id: 'r', config: { worker_ips: arguments[0] } }, worker, '')?.split('\\'')[0] ?? null)))"
+    )
+    with served(runs) as viewer:
+        browser = Browser(viewer.url)
+        browser.page.run(asked, entries, [*reached])
+        assert browser.wait("window.told") == [*reached.values()]
+        browser.close()
 
 
 def test_how_do_i_run_this_again(browser: Browser, runs: list[Path]) -> None:

@@ -94,13 +94,24 @@ async function logOf(run, worker, slot) {
 }
 
 // As a worker is called after its entry.
-const nameOf = (given) => String(given).replace(/[^A-Za-z0-9.-]/g, "-").replace(/^-+|-+$/g, "");
+const nameOf = (name) => String(name).replace(/[^A-Za-z0-9.-]/g, "-").replace(/^-+|-+$/g, "");
+
+// An entry with the user and the port that its host names, as host, user@host:port, an IPv6 address or [IPv6]:port.
+function located(given) {
+  const entry = typeof given === "object" && given ? given : { host: given };
+  const [, user, rest] = String(entry.host).trim().match(/^(?:(.*)@)?(.*)$/s);
+  const [, bracketed, plain, port] = rest.match(/^(?:\[(.*)\]|([^:]*))(?::(\d*))?$/s) ?? [];
+  const host = bracketed ?? plain ?? rest;
+  return { ...entry, host, name: entry.name ?? (port && host !== "slurm" ? `${host}-${port}` : host), port: entry.port ?? port, username: entry.username ?? user };
+}
 
 // The line that shows the end of a log on a worker; null where no ssh leads there.
 export function logLine(run, worker, slot) {
   const { config } = run;
   if (config.dry_run || config.parallel === "single" || (config["collector.name"] ?? "ssh") !== "ssh") return null;
-  const entry = (config.worker_ips || []).map((each) => (typeof each === "object" && each ? each : { host: String(each) })).find((each) => nameOf(each.name || each.host) === worker) || { host: worker };
+  const entries = (config.worker_ips || []).map(located);
+  if (entries.some((each) => each.host === "slurm" && worker.startsWith(`${nameOf(each.name)}-`))) return null; // srun alone leads there
+  const entry = entries.find((each) => nameOf(each.name) === worker) || { host: worker };
   const user = entry.username ?? config.worker_username;
   const host = `${user ? `${user}@` : ""}${entry.host}`;
   if (/^-/.test(host)) return null;
