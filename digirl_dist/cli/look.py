@@ -193,10 +193,11 @@ def _plan(options: argparse.Namespace) -> int:
         if (named := options.overrides[:1]) and "=" not in named[0] and expanded(named[0]).is_dir():
             raise SettingsError(f"{named[0]} is a folder: `--run {named[0]}` takes the figures of a run")
         settings = settings_of(options)
-        at_hand = _workers_of(settings)
+        own = _slots_of(settings)
+        at_hand = len(own)
         fleets = sorted({at_hand, *_FLEETS}) if options.fleet is None else _numbers(options.fleet)
         figures = _figures(settings, options.run, options.figure)
-        plans = [_fleet_plan(settings, workers) for workers in fleets]
+        plans = [_fleet_plan(settings, workers, round(sum(own) / at_hand)) for workers in fleets]
         progress.status.host("forecast")
         found = [
             (forecast(figures, plan), {name: forecast(figures, other) for name, other in variants(plan).items()})
@@ -213,12 +214,16 @@ def _plan(options: argparse.Namespace) -> int:
     return 0
 
 
-def _workers_of(settings: Settings) -> int:
-    """Returns how many workers the configuration has."""
+def _slots_of(settings: Settings) -> list[int]:
+    """Returns how many slots each worker of the configuration has."""
     from digirl_dist.settings.hosts import worker_entries
 
-    here = settings.dry_run_workers if settings.dry_run else 1
-    return len(worker_entries(settings)) if settings.worker_ips and not settings.dry_run else here
+    own = [settings.bsize] * (
+        settings.dry_run_workers if settings.dry_run else getattr(settings.collector, "workers", 1)
+    )
+    if settings.worker_ips and not settings.dry_run:
+        own = [settings.bsize if entry.bsize is None else entry.bsize for entry in worker_entries(settings)]
+    return [each if isinstance(each, int) else _SLOTS_OF_AUTO for each in own]
 
 
 def _numbers(text: str) -> list[int]:
@@ -240,13 +245,13 @@ def _figures(settings: Settings, run: Path | None, words: Sequence[str]) -> Figu
     return stated(words, measured)
 
 
-def _fleet_plan(settings: Settings, workers: int) -> FleetPlan:
+def _fleet_plan(settings: Settings, workers: int, slots: int) -> FleetPlan:
     from digirl_dist.assembly import schedule
     from digirl_dist.plan.forecast import FleetPlan
 
     return FleetPlan(
         workers,
-        settings.bsize if isinstance(settings.bsize, int) else _SLOTS_OF_AUTO,
+        slots,
         settings.rollout_size,
         schedule.iterations_ahead(settings),
     )

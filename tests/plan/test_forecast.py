@@ -124,6 +124,13 @@ def test_a_plan_names_what_is_missing_and_prints_what_is_asked(capsys: pytest.Ca
     shown = capsys.readouterr().out.split("\n")
     assert [line.split()[0] for line in shown if line.endswith("<- this fleet")] == ["3"]
     assert shown[-2].startswith("recommended for 3 workers of 4 slots: ")
+    for fleet, workers, slots in (
+        (["worker_ips=[a,{host: b, bsize: 64}]"], 2, 66),
+        (["collector=ray", "collector.workers=8"], 8, 16),
+    ):
+        assert main(["plan", "--fleet", "2,8", "emulator=rehearsal", "bsize=2", "rollout_size=16", *fleet]) == 0
+        shown = capsys.readouterr().out.split("\n")
+        assert [line.split()[:2] for line in shown if line.endswith("<- this fleet")] == [[str(workers), str(slots)]]
     assert main(["plan", "--fleet", "2", "--json", "emulator=rehearsal", "rollout_size=16"]) == 0
     assert json.loads(capsys.readouterr().out)["forecasts"][0]["rollout_size"] == 16
     assert main(["plan", "--fleet", "many", "emulator=rehearsal"]) == 2
