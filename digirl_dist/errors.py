@@ -88,7 +88,7 @@ class ChatUnfit(ChatRefused):
 
 
 class ChatAway(ChatError):
-    """The server was down, busy or over its quota for too long, or the client was closed."""
+    """The server was down, busy or over its quota for too long, broke its answer off, or the client was closed."""
 
 
 class StateError(DigirlDistError):

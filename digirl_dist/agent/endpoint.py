@@ -14,7 +14,7 @@ from digirl_dist.agent.answers import Coordinates, action_of
 from digirl_dist.agent.contract import ActsAlone
 from digirl_dist.agent.prompts import about_screen, shown
 from digirl_dist.chat import Messages, image_part
-from digirl_dist.chat.client import Answered, ChatServer, Outage, Sampled, key_of
+from digirl_dist.chat.client import BROKEN_OFF, Answered, ChatServer, Outage, Sampled, key_of
 from digirl_dist.emulator.episode_limits import size
 from digirl_dist.errors import AgentError, ChatAway, ChatUnfit
 from digirl_dist.plain_text import in_short
@@ -74,7 +74,7 @@ class EndpointAgent(ActsAlone):
     def act(
         self, observations: Sequence[Observation], rngs: Sequence[np.random.Generator]
     ) -> list[Decision | NoDecision]:
-        """No decision where the server is away for ``outage_s``.
+        """No decision where the server is away for ``outage_s``, or breaks an answer off.
 
         Raises ChatRefused where it refuses, and SettingsError where this machine has not the key.
         """
@@ -93,13 +93,15 @@ class EndpointAgent(ActsAlone):
     def decide(self, adapter: str, seen: Observation, rng: np.random.Generator) -> Decision:
         """Returns one decision.
 
-        Raises ChatAway, ChatRefused, SettingsError where this machine has not the key, and AgentError for an answer
-        that ``read`` cannot read.
+        Raises ChatAway, also for an answer that the server broke off, ChatRefused, SettingsError where this machine has
+        not the key, and AgentError for an answer that ``read`` cannot read.
         """
         with blaming("Endpoint.messages", AgentError):
             chat = self._messages(seen)
         seed: dict[str, Json] = {"seed": int(rng.integers(2**31))} if self._seeded else {}
         answer = self._answer(chat, seed)
+        if answer.finish_reason in BROKEN_OFF:
+            raise ChatAway(f"{self._server} broke an answer off: {answer.finish_reason}")
         try:
             action = (
                 self._read(answer.text)
@@ -136,8 +138,7 @@ class EndpointAgent(ActsAlone):
                 self._asks_tokens = True
                 return answer
         answer = server.ask(chat, self.away, further)
-        if self._asks_tokens is None:
-            self._asks_tokens = False
+        self._asks_tokens = bool(self._asks_tokens)
         return answer
 
     def _about_screen(self, seen: Observation) -> Messages:

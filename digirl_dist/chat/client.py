@@ -52,6 +52,8 @@ _LEAST_LOG_PROB = -9998.0
 _ABOVE_ONE = 1e-4
 """By which rounding may lift a log-probability above 0."""
 _OPENAI = "https://api.openai.com/v1"
+BROKEN_OFF = ("abort", "error", "content_filter")
+"""How answers end of which the server has kept a part back."""
 _FIRST_PAUSE_S = 0.5
 _LONGEST_PAUSE_S = 30.0
 
@@ -75,8 +77,8 @@ class Answered:
     tokens_out: int
     sampled: Sampled | None
     """None if the server tells no token ids or no log-probabilities."""
-    is_cut: bool
-    """Whether the limit of tokens ended it."""
+    finish_reason: str | None
+    """What ended it, in the server's words: ``stop``, ``length`` (the limit of tokens), or one of ``BROKEN_OFF``."""
 
 
 @dataclass(frozen=True)
@@ -136,13 +138,18 @@ class ChatServer:
         """Returns one answer. Adds ``further`` to the request; raises what ``complete`` raises."""
         completion = self.complete(chat, away, further or {})
         choice, usage = completion.choices[0], completion.usage or _Usage()
-        if choice.message is None:
-            raise self._no("chat completion", "it has no message")
-        said = self._without_key(choice.message.content or "")
+        content = choice.message.content or ""
+        said = content if isinstance(content, str) else "".join(part.text or "" for part in content)
         in_and_out = usage.prompt_tokens or 0, usage.completion_tokens or 0
         known = [each if each > _LEAST_LOG_PROB else math.nan for each in choice.log_probs]
         log_prob = sum(known) if known else math.nan
-        return Answered(said, log_prob, *in_and_out, self.sampled(completion), choice.finish_reason == "length")
+        return Answered(
+            self._without_key(said),
+            log_prob,
+            *in_and_out,
+            None if choice.finish_reason in BROKEN_OFF else self.sampled(completion),
+            choice.finish_reason,
+        )
 
     def sampled(self, answer: Completion) -> Sampled | None:
         """Returns the tokens of an answer, if both ids and log-probabilities are there. Raises ChatRefused for
@@ -209,10 +216,10 @@ class ChatServer:
         try:
             return form.decode(content)
         except (msgspec.MsgspecError, ValueError, RecursionError) as error:
-            raise self._no(what, one_line(str(error)[:200])) from None
-
-    def _no(self, what: str, why: str) -> ChatRefused:
-        return ChatRefused(f"{self} sends no {what}; is {self._called['base_url']} right? ({why})")
+            raise ChatRefused(
+                f"{self} sends no {what}; is {self._called['base_url']} right? ({one_line(str(error)[:200])}: "
+                f"{one_line(self._without_key(content.decode(errors='replace'))[:200])})"
+            ) from None
 
     def _reason(self, error: ExchangeError) -> str:
         """Returns the error's text without the key, which some servers repeat."""
@@ -245,12 +252,16 @@ class _Chances(msgspec.Struct):
     content: list[_TokenChance] | None = None
 
 
+class _Part(msgspec.Struct):
+    text: str | None = None
+
+
 class _Message(msgspec.Struct):
-    content: str | None = None
+    content: str | list[_Part] | None = None
 
 
 class _Choice(msgspec.Struct):
-    message: _Message | None = None
+    message: _Message
     logprobs: _Chances | None = None
     finish_reason: str | None = None
     token_ids: list[_TokenId] | None = None
@@ -280,7 +291,7 @@ class Completion(msgspec.Struct):
 
     choices: Annotated[list[_Choice], msgspec.Meta(min_length=1)]
     usage: _Usage | None = None
-    model: str = ""
+    model: str | None = None
     prompt_token_ids: list[_TokenId] | None = None
 
 

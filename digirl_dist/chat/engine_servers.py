@@ -82,7 +82,9 @@ class EngineServer(ABC):
         further: dict[str, Json] = {**request, "model": model, "n": 1, "logprobs": True, "return_token_ids": True}
         answer = self._server.complete(chat, self._away, further)
         if answer.model != model:
-            raise ChatRefused(f"{self._server} answered by the model {one_line(answer.model)[:100]}, not by {model}")
+            raise ChatRefused(
+                f"{self._server} answered by the model {one_line(str(answer.model))[:100]}, not by {model}"
+            )
         if sampled := self._server.sampled(answer):
             return sampled
         missing = "token ids" if answer.choices[0].logprobs else "log-probabilities"

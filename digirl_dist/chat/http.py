@@ -6,8 +6,11 @@ import asyncio
 import math
 import threading
 from concurrent import futures
+from contextlib import suppress
+from typing import Annotated
 
 import httpx
+import msgspec
 
 LONGEST_ANSWER = 4 << 20
 """In bytes, as it comes over the network."""
@@ -80,12 +83,26 @@ class BoundedHttp:
         method, headers = ("GET", None) if body is None else ("POST", {"Content-Type": "application/json"})
         async with self._http.stream(method, url, content=body, headers=headers) as response:
             content = await _whole(response)
-        if response.is_success:
-            return content
         status = response.status_code
+        if response.is_success:
+            with suppress(msgspec.MsgspecError, ValueError, RecursionError):
+                status = msgspec.json.decode(content, type=_Failed, strict=False).error.code
+        if status < 300:
+            return content
         raise ExchangeError(
             content.decode(errors="replace"), status in (408, 409, 429) or status >= 500, status, _retry_after(response)
         )
+
+
+class _Failure(msgspec.Struct):
+    code: Annotated[int, msgspec.Meta(ge=400, lt=600)]
+
+
+class _Failed(msgspec.Struct):
+    """The body by which gateways tell, under the status of a success, that the server behind them failed."""
+
+    error: _Failure
+    choices: None = None
 
 
 async def _whole(response: httpx.Response) -> bytes:

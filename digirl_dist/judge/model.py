@@ -14,7 +14,7 @@ from dataclasses import asdict
 from pathlib import Path
 
 from digirl_dist.chat import Messages, image_part, text_part
-from digirl_dist.chat.client import Answered, ChatServer, Outage
+from digirl_dist.chat.client import BROKEN_OFF, Answered, ChatServer, Outage
 from digirl_dist.emulator.remembered import recalled
 from digirl_dist.emulator.touch_actions import without_remarks
 from digirl_dist.errors import ChatError, ChatRefused, JudgeError, SettingsError
@@ -172,7 +172,7 @@ class ModelJudge:
             answer = self._ask(chat, episode_id)
             said = answer.text
             tokens_in, tokens_out = tokens_in + answer.tokens_in, tokens_out + answer.tokens_out
-            score = None if answer.is_cut else read(said)
+            score = None if answer.finish_reason in ("length", *BROKEN_OFF) else read(said)
             if score is not None:
                 return Verdict(score, said), (tokens_in, tokens_out)
             reminder = {"role": "user", "content": REMINDER}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import json
 import math
 import threading
 import time
@@ -12,7 +13,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from chat_server import Answer, Endpoint, answers_with, endpoint, fails, hangs, says
+from chat_server import Answer, Endpoint, answers_with, endpoint, fails, hangs, says, sends
 from run_files import events
 
 from digirl_dist.assembly import run
@@ -64,6 +65,32 @@ def test_log_probabilities_are_those_that_the_server_tells(served: Endpoint) -> 
     assert isinstance(told, Decision) and isinstance(untold, Decision) and isinstance(unlikely, Decision)
     assert told.action == {"type": "home", SAID: "home"} and told.log_prob == -0.75 and math.isnan(untold.log_prob)
     assert math.isnan(unlikely.log_prob), "OpenAI writes -9999 for a token that is not among the likeliest"
+
+
+def told(content: Any, reason: str | None, model: str | None = "m", **further: Any) -> Answer:
+    choice = {"message": {"role": "assistant", "content": content}, "finish_reason": reason, **further}
+    return sends(json.dumps({"model": model, "choices": [choice]}))
+
+
+@pytest.mark.parametrize("reason", ["abort", "error", "content_filter"])
+@pytest.mark.parametrize("further", [{}, {"token_ids": [4], "logprobs": {"content": [{"logprob": -0.5}]}}])
+def test_an_answer_that_the_server_broke_off_is_no_action(
+    served: Endpoint, reason: str, further: dict[str, Any]
+) -> None:
+    served.script = [told("I will ta", reason, **further), told(None, reason), told("home", "length")]
+    for _ in range(2):
+        (lost,) = act(served, SEEN[:1])
+        assert isinstance(lost, NoDecision) and lost.reason == f"m at {served.url} broke an answer off: {reason}"
+    (kept,) = act(served, SEEN[:1])
+    assert isinstance(kept, Decision) and kept.action["type"] == "home"
+
+
+@pytest.mark.parametrize("reason", ["stop", "eos_token", None])
+def test_an_answer_in_parts_and_one_of_no_model_are_read(served: Endpoint, reason: str | None) -> None:
+    thought = {"type": "thinking", "thinking": [{"type": "text", "text": "back?"}]}
+    served.script = [told([thought, {"type": "text", "text": "ho"}, {"type": "text", "text": "me"}], reason, None)]
+    (decision,) = act(served, SEEN[:1])
+    assert isinstance(decision, Decision) and decision.action == {"type": "home", SAID: "home"}
 
 
 def test_requests_go_out_together_and_one_that_hangs_costs_its_own_episode(served: Endpoint) -> None:

@@ -180,7 +180,8 @@ def test_an_answer_that_the_model_cannot_have_given_so_is_refused(
 ) -> None:
     """Cut, gone on after its end, too long, with a token outside of the vocabulary, with a picture's placeholder."""
     chances = {"content": [{"logprob": -0.5}] * len(tokens)}
-    told = {"model": "run-v1", "choices": [{"token_ids": tokens, "finish_reason": "stop", "logprobs": chances}]}
+    choice = {"message": {"content": "?"}, "token_ids": tokens, "finish_reason": "stop", "logprobs": chances}
+    told = {"model": "run-v1", "choices": [choice]}
     with endpoint() as scripted:
         scripted.models = [{"id": "base"}, {"id": "run-v1", "parent": "base"}]
         scripted.script = [sends(json.dumps(told))]

@@ -40,6 +40,7 @@ def server(served: Endpoint, **settings: Any) -> LoraServer:
 def answer(**changes: Any) -> str:
     """An answer of vLLM's, with parts replaced."""
     told = {
+        "message": {"content": "ab"},
         "token_ids": [5, 2],
         "finish_reason": "stop",
         "logprobs": {"content": [{"token": "a", "logprob": -0.5}, {"token": "b", "logprob": -0.25}]},
@@ -76,6 +77,8 @@ def test_sglang_is_spoken_to_in_its_own_forms(served: Endpoint, tmp_path: Path) 
         (sends(answer(token_ids=None)), "sends no token ids"),
         (sends(answer(token_ids=[5])), "sends 2 log-probabilities for 1 tokens"),
         (sends(answer(model="base")), "answered by the model base, not by run-v3"),
+        (sends(answer(model=None)), "answered by the model None, not by run-v3"),
+        (sends(answer(message=None)), r"sends no chat completion.*message"),
         (sends(answer(finish_reason="abort")), "broke an answer off: abort"),
         (sends(answer(logprobs={"content": [{"logprob": -9999.0}] * 2})), "sends -9999.0 as a log-probability"),
         (sends(answer(logprobs={"content": [{"logprob": 0.7}] * 2})), "sends 0.7 as a log-probability"),
@@ -84,6 +87,16 @@ def test_sglang_is_spoken_to_in_its_own_forms(served: Endpoint, tmp_path: Path) 
         (sends(answer(token_ids=[-1, 2])), r"sends no chat completion.*token_ids"),
         (sends("<html>welcome</html>"), r"sends no chat completion; is engine\.url right"),
         (sends('{"model": "run-v3", "choices": []}'), "sends no chat completion"),
+        (
+            sends(json.dumps({"detail": f"no {KEY} here"})),
+            r"is engine\.url right.*: {\"detail\": \"no \*\*\* here\"}\)",
+        ),
+        (
+            sends(json.dumps({"error": {"code": 401, "message": f"wrong {KEY}"}})),
+            "401 .*wrong.*check the key in ENGINE_KEY",
+        ),
+        (sends('{"error": {"code": "404", "message": "no such model"}}'), "404 .*no such model.*check agent.model"),
+        (sends('{"error": {"code": 7, "message": "odd"}}'), "sends no chat completion.*odd"),
         (sends("[" * 100_000), "sends no chat completion"),
         (redirects("http://127.0.0.1:9/v1"), r"redirects, which is not followed: set engine\.url"),
         (fails(401, f"wrong key {KEY}"), "check the key in ENGINE_KEY"),

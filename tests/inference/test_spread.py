@@ -310,7 +310,8 @@ def test_the_server_sleeps_between_collections_and_nothing_is_asked_meanwhile(
         one.script = [sends("Success"), held(began, until)]
         name = "base:m" if owner == "sglang" else "m"
         answer = (
-            f'{{"model": "{name}", "choices": [{{"token_ids": [5], "finish_reason": "stop", "logprobs": {{"content": '
+            f'{{"model": "{name}", "choices": [{{"message": {{"content": "?"}}, "token_ids": [5], '
+            '"finish_reason": "stop", "logprobs": {"content": '
         )
         one.then = sends(answer + '[{"logprob": -0.5}]}}]}')
 

@@ -169,9 +169,12 @@ def test_the_rule_for_the_answer_and_thoughts_are_no_verdict(answer: str) -> Non
     assert read(answer) is None
 
 
-@pytest.mark.parametrize("cut", ["It ends with `Verdict: yes", "Verdict: no"])
-def test_an_answer_that_the_limit_of_tokens_cut_has_no_verdict(tmp_path: Path, served: Endpoint, cut: str) -> None:
-    said = {"message": {"content": cut}, "finish_reason": "length"}
+@pytest.mark.parametrize("reason", ["length", "abort", "error", "content_filter"])
+@pytest.mark.parametrize("cut", ["It ends with `Verdict: yes", "Verdict: no", None])
+def test_an_answer_that_the_limit_of_tokens_or_the_server_cut_has_no_verdict(
+    tmp_path: Path, served: Endpoint, cut: str | None, reason: str
+) -> None:
+    said = {"message": {"content": cut}, "finish_reason": reason}
     served.script, served.then = [sends(json.dumps({"choices": [said]}))], "Verdict: 0.5"
     assert Asked(tmp_path, served.url).judge.verdict(episode()).score == 0.5
 
@@ -214,7 +217,14 @@ def test_without_a_verdict_it_counts_as_no_success_and_is_told(
 
 
 @pytest.mark.parametrize(
-    "trouble", [fails(500), fails(503), fails(429), fails(408), hangs_up, hangs(1.5)], ids=lambda one: str(one)[:20]
+    "trouble",
+    [
+        *(fails(status) for status in (500, 503, 429, 408)),
+        *(sends(f'{{"error": {{"message": "no", "code": {status}}}, "user_id": "u"}}') for status in (429, 502)),
+        hangs_up,
+        hangs(1.5),
+    ],
+    ids=lambda one: str(one)[:20],
 )
 def test_trouble_that_passes_is_sat_out(tmp_path: Path, served: Endpoint, trouble: Any) -> None:
     served.script = [trouble, trouble]
