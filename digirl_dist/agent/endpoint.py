@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import json
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, wait
 from functools import partial
+from typing import Any
 
+import msgspec
 import numpy as np
 
 from digirl_dist.agent.answers import Coordinates, action_of
-from digirl_dist.agent.contract import ActsAlone
+from digirl_dist.agent.contract import ActsAlone, encoded
 from digirl_dist.agent.prompts import about_screen, shown
 from digirl_dist.chat import Messages, image_part
 from digirl_dist.chat.client import BROKEN_OFF, Answered, ChatServer, Outage, Sampled, key_of
@@ -45,7 +48,7 @@ class EndpointAgent(ActsAlone):
         system: str,
         seeded: bool,
         messages: Callable[[Observation], Messages] | None = None,
-        read: Callable[[str], Json] | None = None,
+        read: Callable[[str], Any] | None = None,
         coordinates: Coordinates = Coordinates.shares,
         earlier: int = 0,
         tokens: bool = False,
@@ -94,17 +97,21 @@ class EndpointAgent(ActsAlone):
         """Returns one decision.
 
         Raises ChatAway, also for an answer that the server broke off, ChatRefused, SettingsError where this machine has
-        not the key, and AgentError for an answer that ``read`` cannot read.
+        not the key, and AgentError for an answer that ``read`` cannot read, and for messages that are no JSON.
         """
         with blaming("Endpoint.messages", AgentError):
             chat = self._messages(seen)
+        try:
+            msgspec.json.encode(chat)
+        except (TypeError, ValueError, OverflowError, RecursionError) as error:
+            raise AgentError(f"Endpoint.messages returned what is no JSON: {in_short(error, _SHOWN)}") from error
         seed: dict[str, Json] = {"seed": int(rng.integers(2**31))} if self._seeded else {}
         answer = self._answer(chat, seed)
         if answer.finish_reason in BROKEN_OFF:
             raise ChatAway(f"{self._server} broke an answer off: {answer.finish_reason}")
         try:
             action = (
-                self._read(answer.text)
+                json.loads(encoded(self._read(answer.text)))  # with numbers of NumPy and torch as plain ones
                 if self._read
                 else action_of(answer.text, self._coordinates, shown(seen.text, self._size(seen)))
             )

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import partial
 from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
@@ -110,16 +109,11 @@ class Endpoint:
             EndpointSettings,
             {
                 "base_url": self.url,
-                "request": {**_SAMPLING, **self.sampling},
+                "request": json.loads(encoded({**_SAMPLING, **self.sampling})),  # numbers of NumPy as plain ones
                 "seed": self.seeded,
                 **{name: getattr(self, name) for name in _SAME},
             },
         )
-
-
-def _read(read: Callable[[str], Any], text: str) -> Json:
-    """Returns the action of an answer as every link and file has it: numbers of NumPy and torch as plain ones."""
-    return json.loads(encoded(read(text)))
 
 
 class Endpoints(ActsAsNamed):
@@ -145,7 +139,7 @@ class Endpoints(ActsAsNamed):
             build: Any = named.settings.build(None)  # which looks at no emulator
             made = build(
                 messages=named.messages,
-                read=named.read and partial(_read, named.read),
+                read=named.read,
                 tokens=named.tokens,
                 called=_CALLED,
             )

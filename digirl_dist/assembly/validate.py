@@ -268,7 +268,8 @@ def refuse_keyless(chosen: str, chat: ChatSettings, group: str, extra: str) -> N
     """Raises SettingsError for a chat server for which this machine has no key, or no client."""
     with extra_needed(chosen, "httpx", extra):
         from digirl_dist.chat.client import key_of
-    key_of(chat, group)
+        from digirl_dist.chat.http import client
+    client(key_of(chat, group))
 
 
 def refuse_judge(settings: Settings) -> None:

@@ -12,6 +12,9 @@ from typing import Annotated
 import httpx
 import msgspec
 
+from digirl_dist.errors import SettingsError
+from digirl_dist.plain_text import one_line
+
 LONGEST_ANSWER = 4 << 20
 """In bytes, as it comes over the network."""
 
@@ -26,6 +29,24 @@ class ExchangeError(Exception):
         self.retry_after_s = retry_after_s
 
 
+def client(key: str) -> httpx.AsyncClient:
+    """Returns a client that has made no connection yet.
+
+    Raises SettingsError where the environment names a proxy or certificates that cannot be used.
+    """
+    try:
+        return httpx.AsyncClient(
+            headers={"Authorization": f"Bearer {key}", "Accept-Encoding": "identity"},
+            timeout=None,  # the deadline of the exchange
+            limits=httpx.Limits(max_connections=None),
+        )
+    except (httpx.InvalidURL, ImportError, ValueError, OSError) as error:
+        raise SettingsError(
+            f"the environment's proxy or certificates cannot be used: {one_line(str(error))} -> unset or correct "
+            "ALL_PROXY, HTTP_PROXY, HTTPS_PROXY and NO_PROXY (small letters count, too), SSL_CERT_FILE and SSL_CERT_DIR"
+        ) from None
+
+
 class BoundedHttp:
     """Exchanges with one server, on an event loop of its own. Safe to use from any thread.
 
@@ -34,13 +55,9 @@ class BoundedHttp:
     """
 
     def __init__(self, key: str, limit_s: float) -> None:
-        """``limit_s``: for one exchange."""
+        """``limit_s``: for one exchange. Raises as ``client``."""
         self._limit_s = limit_s
-        self._http = httpx.AsyncClient(
-            headers={"Authorization": f"Bearer {key}", "Accept-Encoding": "identity"},
-            timeout=None,  # the deadline of the exchange
-            limits=httpx.Limits(max_connections=None),
-        )
+        self._http = client(key)
         self._loop = asyncio.new_event_loop()
         self._closed = futures.Future[bytes]()
         threading.Thread(target=self._loop.run_forever, name="chat", daemon=True).start()

@@ -164,12 +164,13 @@ def test_your_own_chat_and_reader_serve_any_emulator_and_a_server_that_knows_no_
         (answers_with("1", []) if knows else fails(400, "Unrecognized request argument: return_token_ids"))(handler)
 
     served.then = strict
-    act = Endpoint(served.url, "m", messages=only_texts, read=int)
+    act = Endpoint(served.url, "m", {"temperature": np.float32(0.5)}, messages=only_texts, read=int)
     found = [fleet.submit(Task("fine"), act=act, seed=seed).result(60) for seed in range(2)]
     for episode in found:
         assert isinstance(episode, Episode) and [step.action for step in episode.steps] == [1, 1, 1]
         assert all(math.isnan(step.log_prob) and not len(step.tokens) for step in episode.steps)
     assert [request["messages"] for request in served.requests] == [only_texts(Observation())] * len(served.requests)
+    assert {request["temperature"] for request in served.requests} == {0.5}
     assert sum("return_token_ids" in request for request in served.requests) == 1, "asked once, and never again"
     episode = fleet.submit(Task("fine"), act=replace(act, model="n", read=np.int64)).result(60)
     assert isinstance(episode, Episode) and episode.ticket.policy_version == 1 and served.requests[-1]["model"] == "n"
@@ -196,6 +197,14 @@ def test_what_fails_is_a_loss_to_the_agent_and_no_reward_of_0(
     assert re.search(said, lost.reason) and KEY not in lost.reason, lost.reason
     served.then = answers_with("1", [-0.5], [7])
     assert isinstance(episode := fleet.submit(Task("fine")).result(60), Episode) and episode.reward == 3.0
+
+
+@pytest.mark.parametrize("odd", [np.zeros(2), object(), "\ud800", {1j: 2}])
+def test_messages_that_are_no_json_are_named(served: Served, fleet: Fleet, odd: Any) -> None:
+    act = Endpoint(served.url, "m", messages=lambda _: [{"role": "user", "content": odd}], read=int)
+    lost = fleet.submit(Task("fine"), act=act).result(60)
+    assert isinstance(lost, Lost) and lost.kind == "agent" and not served.requests
+    assert "Endpoint.messages returned what is no JSON: " in lost.reason and "Traceback" not in lost.reason
 
 
 def test_a_server_that_is_away_is_named_at_once_and_once(served: Served, fleet: Fleet) -> None:

@@ -7,7 +7,10 @@ import threading
 
 import pytest
 
+from digirl_dist.assembly.validate import refuse_keyless
 from digirl_dist.chat.http import BoundedHttp, ExchangeError
+from digirl_dist.errors import SettingsError
+from digirl_dist.settings import ChatSettings
 
 pytestmark = pytest.mark.component
 
@@ -34,3 +37,23 @@ def test_closing_ends_every_exchange_of_a_server_that_says_nothing(head_start_s:
             for thread in waiting:
                 thread.join(60)
     assert len(ended) == 40
+
+
+@pytest.mark.parametrize(
+    ("variable", "value"),
+    [
+        ("ALL_PROXY", "socks5://127.0.0.1:1080"),  # which needs a package of its own
+        ("ALL_PROXY", "socks://127.0.0.1:7890/"),
+        ("HTTP_PROXY", "http://127.0.0.1:port"),
+        ("SSL_CERT_FILE", "/nowhere/ca.pem"),
+        ("SSL_CERT_FILE", __file__),
+    ],
+)
+def test_a_proxy_or_certificates_that_cannot_be_used_are_refused_before_a_run_is_written(
+    monkeypatch: pytest.MonkeyPatch, variable: str, value: str
+) -> None:
+    monkeypatch.setenv(variable, value)
+    with pytest.raises(SettingsError, match=rf"proxy or certificates cannot be used: .+ -> .*{variable}"):
+        refuse_keyless("agent=endpoint", ChatSettings(model="m", key_variable=""), "agent", "endpoint")
+    with pytest.raises(SettingsError, match=variable):
+        BoundedHttp("key", limit_s=1.0)
