@@ -9,7 +9,7 @@ import sys
 import time
 from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import asdict
+from dataclasses import asdict, fields
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -263,7 +263,8 @@ def _plain(one: Forecast) -> dict[str, Json]:
 
 
 def _as_text(figures: Figures, found: Sequence[_Forecasts], is_auto: bool, at_hand: int) -> str:
-    said = ", ".join(f"{name} {value:.3g}" for name, value in asdict(figures).items())
+    told = ((each.name, getattr(figures, each.name), each.default) for each in fields(figures))
+    said = ", ".join(f"{name} {value:.3g}{' (default)' * (value == usual)}" for name, value, usual in told)
     lines = [f"figures: {said}", "", "workers  slots  episodes/h   busy  iteration  where the slots' time goes"]
     for one, _ in found:
         slots = one.plan.workers * one.plan.slots

@@ -123,6 +123,7 @@ def test_a_plan_names_what_is_missing_and_prints_what_is_asked(capsys: pytest.Ca
     assert main(mine) == 0
     shown = capsys.readouterr().out.split("\n")
     assert [line.split()[0] for line in shown if line.endswith("<- this fleet")] == ["3"]
+    assert "link_mb_s 10 (default), host_mb_s 100 (default)" in shown[0], "no run has measured these"
     assert shown[-2].startswith("recommended for 3 workers of 4 slots: ")
     for fleet, workers, slots in (
         (["worker_ips=[a,{host: b, bsize: 64}]"], 2, 66),
