@@ -1,4 +1,4 @@
-"""Every error that this package raises on purpose.
+"""Every error that this package raises on purpose, and ``on_error`` for what has to be undone after one.
 
 A module that calls paramiko, adbutils or another library turns its errors into one of these, with ``from``. All of them
 can be pickled.
@@ -8,7 +8,19 @@ from __future__ import annotations
 
 import errno
 import traceback
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
+
+
+@contextmanager
+def on_error(undo: Callable[[], object]) -> Iterator[None]:
+    """Calls ``undo`` if anything is raised in the block, Ctrl-C included, and lets it pass."""
+    try:
+        yield
+    except BaseException:
+        undo()
+        raise
 
 
 class DigirlDistError(Exception):

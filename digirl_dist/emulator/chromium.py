@@ -24,7 +24,7 @@ import psutil
 
 from digirl_dist.child_process import keep_short, last_lines, widen
 from digirl_dist.emulator.devtools import FRAME_FLAGS, Devtools, DevtoolsError, Frames, Params, key_events
-from digirl_dist.errors import EmulatorError, SettingsError
+from digirl_dist.errors import EmulatorError, SettingsError, on_error
 
 HEADLESS_SHELLS = ("chromium-headless-shell", "chrome-headless-shell")
 """Chromium without its user interface: loads a page with half the work."""
@@ -99,20 +99,17 @@ class Chromium:
         browser = browser_program()
         self._folder: str | None = _throw_away_folder()
         self._browser: _Browser | None = None
-        try:
-            with chromium_errors("start"):
-                self._browser = _Browser(browser, self._folder)
-                self._page = Page(self._browser.devtools, width, height, draws_on_request(browser))
-                self._browser.note_descendants()
-        except EmulatorError as error:
-            said = last_lines(_log(self._folder))
-            self.close()
-            if _NO_SANDBOX in said:
-                raise SettingsError(_SANDBOX_REMEDY) from error
-            raise EmulatorError(f"{error}{said}") from error
-        except BaseException:
-            self.close()
-            raise
+        with on_error(self.close):
+            try:
+                with chromium_errors("start"):
+                    self._browser = _Browser(browser, self._folder)
+                    self._page = Page(self._browser.devtools, width, height, draws_on_request(browser))
+                    self._browser.note_descendants()
+            except EmulatorError as error:
+                said = last_lines(_log(self._folder))
+                if _NO_SANDBOX in said:
+                    raise SettingsError(_SANDBOX_REMEDY) from error
+                raise EmulatorError(f"{error}{said}") from error
 
     @property
     def page(self) -> Page:

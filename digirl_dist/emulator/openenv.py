@@ -12,7 +12,7 @@ import numpy as np
 from gymnasium import spaces
 
 from digirl_dist.emulator.openenv_server import OpenEnvServer, ServerSpec
-from digirl_dist.errors import ActionError, EmulatorError, SettingsError
+from digirl_dist.errors import ActionError, EmulatorError, SettingsError, on_error
 from digirl_dist.tasks import Task
 from digirl_dist.types import Json
 
@@ -47,24 +47,23 @@ class OpenEnvironment(gymnasium.Env[dict[str, Any], Any]):
         Raises EmulatorError for a server that does not answer, SettingsError for spaces that cannot be mapped."""
         self._app = server.app
         self._server = OpenEnvServer(server)
-        try:
-            schema = self._schema()
-            known = _properties(schema.get("observation", {}))
-            seen, _, _ = self._ask("reset", {"seed": 0}, server.ready_s)
-            self._fields = _chosen(seen, observe, self._app)
-            self._spaces = {
-                name: space for name in self._fields if (space := _numbers(known.get(name, {}), seen[name])) is not None
-            }
-            self._texts = [name for name in self._fields if name not in self._spaces]
-            text = {"text": spaces.Text(_LONGEST_TEXT)} if self._texts else {}
-            self.observation_space = spaces.Dict({**text, **self._spaces})
-            self.action_space, self._native = _actions(self._app, actions, schema.get("action", {}))
-        except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError, RecursionError) as error:
-            self.close()
-            raise SettingsError(f"{self._app} describes its spaces in no schema of OpenEnv's: {error}") from error
-        except BaseException:
-            self.close()
-            raise
+        with on_error(self.close):
+            try:
+                schema = self._schema()
+                known = _properties(schema.get("observation", {}))
+                seen, _, _ = self._ask("reset", {"seed": 0}, server.ready_s)
+                self._fields = _chosen(seen, observe, self._app)
+                self._spaces = {
+                    name: space
+                    for name in self._fields
+                    if (space := _numbers(known.get(name, {}), seen[name])) is not None
+                }
+                self._texts = [name for name in self._fields if name not in self._spaces]
+                text = {"text": spaces.Text(_LONGEST_TEXT)} if self._texts else {}
+                self.observation_space = spaces.Dict({**text, **self._spaces})
+                self.action_space, self._native = _actions(self._app, actions, schema.get("action", {}))
+            except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError, RecursionError) as error:
+                raise SettingsError(f"{self._app} describes its spaces in no schema of OpenEnv's: {error}") from error
 
     def reset(
         self, *, seed: int | None = None, options: dict[str, Any] | None = None

@@ -23,7 +23,7 @@ from websockets.exceptions import WebSocketException
 from websockets.sync.client import ClientConnection, unix_connect
 
 from digirl_dist.child_process import dying_with_this_process, reap
-from digirl_dist.errors import EmulatorError
+from digirl_dist.errors import EmulatorError, on_error
 from digirl_dist.threads import after
 
 _LOOK_S = 0.05
@@ -66,13 +66,10 @@ class OpenEnvServer:
         self._session: ClientConnection | None = None
         self._open = ExitStack()
         self._folder = Path(tempfile.mkdtemp(prefix="openenv-"))
-        try:
+        with on_error(self.close):
             self._process = self._started()
             threading.Thread(target=self._listen, name="openenv-log", daemon=True).start()
             self._wait_until_ready()
-        except BaseException:
-            self.close()
-            raise
 
     def get(self, path: str, query: Mapping[str, Any] | None = None) -> Any:
         """Returns the JSON behind a path, that of a POST with ``query``.

@@ -12,6 +12,7 @@ from pathlib import Path
 
 from digirl_dist.assembly.parts import build_judge
 from digirl_dist.assembly.validate import refuse_judge
+from digirl_dist.errors import on_error
 from digirl_dist.judge import Judge
 from digirl_dist.report.progress import Progress
 from digirl_dist.settings import Settings, Success
@@ -59,12 +60,9 @@ def _judge_all(
     def judge_one(row: int) -> None:
         if failed.is_set():
             return
-        try:
+        with on_error(failed.set):
             episode = index.read(row)
             found = judge.verdict(episode)
-        except BaseException:
-            failed.set()
-            raise
         given = LaterVerdict(episode.ticket.key.name, episode.episode_id, found.score, found.said)
         file.add(given)
         with lock:

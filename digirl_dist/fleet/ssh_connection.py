@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 
-from digirl_dist.errors import LinkLostError, WorkerError
+from digirl_dist.errors import LinkLostError, WorkerError, on_error
 from digirl_dist.fleet.connection import ConnectProgress, Files
 from digirl_dist.fleet.push import CourierFiles
 from digirl_dist.fleet.relay import Relay, Relays
@@ -37,7 +37,7 @@ class SshConnector:
 
     def connect(self, spec: WorkerSpec, job: Job, replace: bool, progress: ConnectProgress) -> SshWorkerConnection:
         connection = self._reach(spec.address, progress)
-        try:
+        with on_error(connection.close):
             progress("install or check the package", spec.install_limit_s, is_installing=True)
             python = spec.install(connection)
             progress("start the worker program and its emulators", self._limits.start_s)
@@ -48,9 +48,6 @@ class SshConnector:
             files = CourierClient(connection.open(courier), self._ssh)
             relay = None if self._relays is None else self._relays.join(spec, connection, python)
             return SshWorkerConnection(connection, control, files, relay)
-        except BaseException:
-            connection.close()
-            raise
 
     def forget(self, worker: str) -> None:
         if self._nodes is not None:

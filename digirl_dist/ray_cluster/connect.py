@@ -12,7 +12,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 import digirl_dist
-from digirl_dist.errors import ClusterError, SettingsError
+from digirl_dist.errors import ClusterError, SettingsError, on_error
 
 LOCAL = "local"
 """As an address: start a cluster on this machine, for as long as this process needs it."""
@@ -147,12 +147,9 @@ def _started(folder: str | None) -> _Membership:
     os.environ.setdefault(RAY_NICENESS, "0")
     token = _PrivateToken()
     environment = {} if folder is None else {"working_dir": folder}
-    try:
+    with on_error(token.close):
         # In this thread, because Ray handles signals; it limits its own waits where it starts the processes.
         _init(address=LOCAL, include_dashboard=False, object_store_memory=_LOCAL_STORE_BYTES, runtime_env=environment)
-    except BaseException:
-        token.close()
-        raise
     return _Membership(LOCAL, folder, token)
 
 

@@ -9,6 +9,7 @@ from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import wait
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +24,7 @@ from digirl_dist.errors import (
     TrajectoryError,
     UnreachableError,
     WorkerError,
+    on_error,
 )
 from digirl_dist.fleet.connection import ConnectProgress, Files
 from digirl_dist.fleet.outgoing import Blob
@@ -88,11 +90,8 @@ class RayConnector:
     def connect(self, spec: RayWorkerSpec, job: Job, replace: bool, progress: ConnectProgress) -> RayWorkerConnection:
         progress("find room in the Ray cluster and start the worker program", self._settings.start_s)
         actor = self._actor(spec, job)
-        try:
+        with on_error(partial(ray.kill, actor)):
             node = self._placed(spec.name, actor)
-        except BaseException:
-            ray.kill(actor)
-            raise
         return RayWorkerConnection(spec.name, actor, node, self._shelf, self._limits)
 
     def forget(self, worker: str) -> None:

@@ -19,7 +19,7 @@ from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
-from digirl_dist.errors import SettingsError
+from digirl_dist.errors import SettingsError, on_error
 
 LOOPBACK = ("127.0.0.1", "localhost", "::1")
 HEADERS = {
@@ -183,14 +183,11 @@ def on_path(path: Path) -> socket.socket:
             raise SettingsError(f"{path} is in use: another server listens there")
         path.unlink()
     listening = socket.socket(socket.AF_UNIX)
-    try:
+    with on_error(listening.close):
         os.fchmod(listening.fileno(), 0o600)  # Linux makes the file with this mode
         listening.bind(str(path))
         path.chmod(0o600)
         listening.listen(_BACKLOG)
-    except BaseException:
-        listening.close()
-        raise
     return listening
 
 

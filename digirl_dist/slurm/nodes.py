@@ -13,7 +13,7 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 
-from digirl_dist.errors import ClusterError, LinkLostError, UnreachableError, WorkerError, failure_here
+from digirl_dist.errors import ClusterError, LinkLostError, UnreachableError, WorkerError, failure_here, on_error
 from digirl_dist.settings import SshSettings
 from digirl_dist.slurm.jobs import EXPORT, Jobs, JobState, SlurmAddress, environment, sign_of_life, why_ended, words
 from digirl_dist.ssh.connection import Address, Connection, quote, user_name
@@ -64,11 +64,8 @@ class SrunConnection(Connection):
             PipedChannel,
         )
         self.host = self._first_word()
-        try:
+        with on_error(self.close):
             threading.Thread(target=self._ping, name=f"srun-ping-{address.name}", daemon=True).start()
-        except BaseException:
-            self.close()
-            raise
 
     @property
     def alive(self) -> bool:

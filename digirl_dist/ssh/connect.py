@@ -17,6 +17,7 @@ from digirl_dist.errors import (
     SlowShellError,
     UnreachableError,
     WorkerError,
+    on_error,
 )
 from digirl_dist.settings import SshSettings
 from digirl_dist.ssh.carriers import carrier
@@ -43,14 +44,11 @@ def connect(address: Address, settings: SshSettings) -> Connection:
     for which a run that began with it waits. Nothing but a comment was sent to a login shell that runs no commands.
     """
     connection = _logged_in(address, settings)
-    try:
-        _check_login_shell(connection, settings.login_s)
-    except LinkLostError as error:
-        connection.close()
-        raise UnreachableError(address.name, error.reason, error.remedy) from error
-    except BaseException:
-        connection.close()
-        raise
+    with on_error(connection.close):
+        try:
+            _check_login_shell(connection, settings.login_s)
+        except LinkLostError as error:
+            raise UnreachableError(address.name, error.reason, error.remedy) from error
     return connection
 
 

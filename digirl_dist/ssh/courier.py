@@ -6,7 +6,7 @@ import json
 import os
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -14,7 +14,7 @@ from typing import Any
 import msgspec
 import xxhash
 
-from digirl_dist.errors import FileRefusedError, MisconductError, RunFolderError, TrajectoryError, WorkerError
+from digirl_dist.errors import FileRefusedError, MisconductError, RunFolderError, TrajectoryError, WorkerError, on_error
 from digirl_dist.protocol.relay import Answer
 from digirl_dist.settings import SshSettings
 from digirl_dist.ssh.channel import Allowance, Channel, FilePart
@@ -194,14 +194,9 @@ class CourierClient(Closeable):
         announced = f"digest {item.digest}, {item.size} bytes"
         return TrajectoryError(f"worker {self._worker}: {item.remote} is not the file that was announced ({announced})")
 
-    @contextmanager
-    def _in_step(self) -> Iterator[None]:
+    def _in_step(self) -> AbstractContextManager[None]:
         """Ends the courier if its body fails, because the stream is out of step then."""
-        try:
-            yield
-        except BaseException:
-            self._channel.close()
-            raise
+        return on_error(self._channel.close)
 
     def _incoming(self, left: int) -> Iterator[bytes]:
         while left:

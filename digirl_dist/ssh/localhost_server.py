@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from digirl_dist.child_process import environment, reap
-from digirl_dist.errors import SettingsError, UnreachableError
+from digirl_dist.errors import SettingsError, UnreachableError, on_error
 from digirl_dist.ssh.connection import FAST_CIPHERS, Address, user_name
 
 if TYPE_CHECKING:
@@ -52,11 +52,8 @@ class LocalhostServer:
         self._process = subprocess.Popen(
             command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, start_new_session=True, env=environment()
         )
-        try:
+        with on_error(self.stop):
             return self._address(self._announcement(self._process))
-        except BaseException:
-            self.stop()
-            raise
 
     @property
     def pid(self) -> int:

@@ -14,6 +14,7 @@ import time
 from contextlib import suppress
 from pathlib import Path
 
+from digirl_dist.errors import on_error
 from digirl_dist.ssh.piped import Pipes, open_pipes
 
 _VERSION = 4
@@ -39,13 +40,10 @@ class MuxSession:
         self.is_over = False
         """True once ``exit_status`` has seen the end of the session."""
         self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-        try:
+        with on_error(self._socket.close):
             self._socket.settimeout(timeout_s)
             self._socket.connect(str(path))
             self.pipes = self._open(command)
-        except BaseException:
-            self._socket.close()
-            raise
 
     def exit_status(self, wait_s: float = 0.0) -> int | None:
         """Returns the status; None while the command runs, or if the connection or a signal ended it."""

@@ -11,6 +11,7 @@ from concurrent.futures import Future
 from functools import cache, partial
 
 from digirl_dist.child_process import dying_with_this_process
+from digirl_dist.errors import on_error
 from digirl_dist.threads import Threads, fulfil
 
 
@@ -19,12 +20,11 @@ def run_to_end(
 ) -> tuple[int, str, str]:
     """Returns status, stdout and stderr. Raises OSError, and TimeoutExpired once all that it started has been ended."""
     pipe = subprocess.PIPE
-    with subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=pipe, env=environ, start_new_session=True) as asked:
-        try:
-            output, complaint = map(os.fsdecode, asked.communicate(input, limit_s))  # paths in any encoding
-        except BaseException:
-            os.killpg(asked.pid, signal.SIGKILL)
-            raise
+    with (
+        subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=pipe, env=environ, start_new_session=True) as asked,
+        on_error(partial(os.killpg, asked.pid, signal.SIGKILL)),
+    ):
+        output, complaint = map(os.fsdecode, asked.communicate(input, limit_s))  # paths in any encoding
     return asked.returncode, output, complaint
 
 

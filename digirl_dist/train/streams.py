@@ -18,7 +18,7 @@ from digirl_dist.agent import Actor, contract
 from digirl_dist.emulator import Emulator
 from digirl_dist.emulator.episode_limits import MOST_STEPS, check_observation, check_reward
 from digirl_dist.emulator.starts import REMEDY, start_alike
-from digirl_dist.errors import AgentError, EmulatorError, TrajectoryError
+from digirl_dist.errors import AgentError, EmulatorError, TrajectoryError, on_error
 from digirl_dist.tasks import Share, Task, Ticket, emulator_seeds
 from digirl_dist.trajectory import Decision, NoDecision, Observation, Step, Trajectory, recorded
 
@@ -72,11 +72,8 @@ class Stream:
         self._group_start: tuple[int, Observation] | None = None
         """The newest group that was begun, and how."""
         self._has_unlike = False
-        try:
+        with on_error(emulator.close):  # nobody else has the emulator yet
             self.observation = self._begin(0)
-        except BaseException:  # nobody else has the emulator yet
-            emulator.close()
-            raise
 
     def advance(self, decision: Decision | NoDecision, max_steps: int | None, version: int | None = None) -> bool:
         """Carries out one action, of a policy version, and returns whether the episode is over.

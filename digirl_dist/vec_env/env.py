@@ -5,13 +5,14 @@ from __future__ import annotations
 import weakref
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import closing
+from functools import partial
 from numbers import Integral
 from typing import Any
 
 import numpy as np
 from msgspec import structs
 
-from digirl_dist.errors import ClusterError, EmulatorError, SettingsError
+from digirl_dist.errors import ClusterError, EmulatorError, SettingsError, on_error
 from digirl_dist.types import Closeable
 from digirl_dist.vec_env.config import EpisodeCfg, VecEnvConfig
 from digirl_dist.vec_env.episodes import Episodes
@@ -97,12 +98,9 @@ class VecEnv(Closeable):
         envs = list(range(self._count)) if env_ids is None else self._checked(env_ids)
         gone = {self._process(env) for env in envs} & self._lost
         taken = self._episodes.take([env for env in envs if self._process(env) not in gone])
-        try:
+        with on_error(partial(self._episodes.give_back, taken.values())):
             asked = {env: (episode.seed, episode.options) for env, (_, episode) in taken.items()}
             answers = self._pool.ask("reset", asked)
-        except BaseException:
-            self._episodes.give_back(taken.values())
-            raise
         numbers = {env: number for env, (number, _) in taken.items()}
         for env, (number, episode) in taken.items():
             first = answers.results.get(env)

@@ -12,7 +12,7 @@ from typing import Any, Generic, Protocol, TypeVar
 
 import msgspec
 
-from digirl_dist.errors import ClusterError, WorkerError
+from digirl_dist.errors import ClusterError, WorkerError, on_error
 from digirl_dist.vec_env.config import RayDistributionCfg, VecEnvConfig
 from digirl_dist.worker_program.environments import EnvHost, Result, encode, from_array
 
@@ -173,12 +173,9 @@ class RayPool(Pool["RayMember"]):
         super().__init__([], distribution.step_limit_s)
         where = distribution
         self._cluster = connect(where.head_address, where.start_limit_s, where.working_dir, or_start=True)
-        try:
+        with on_error(self.close):
             _check_room(where, self._cluster.resources())
             self._start(config, where)
-        except BaseException:
-            self.close()
-            raise
 
     def close(self) -> None:
         """Closes every environment within a limit, then kills all processes."""

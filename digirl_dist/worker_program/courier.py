@@ -30,6 +30,7 @@ from typing import Any, BinaryIO
 import xxhash
 
 from digirl_dist.child_process import widen
+from digirl_dist.errors import on_error
 from digirl_dist.protocol.job_folder import JobFolder
 from digirl_dist.storage.file_system import in_words
 
@@ -112,15 +113,12 @@ class CourierServer:
             _remove(part)
         flags = os.O_RDWR | os.O_APPEND | os.O_NOFOLLOW | (0 if offset else os.O_CREAT | os.O_EXCL)
         file = open(os.open(part, flags, 0o644), "ab+", buffering=0)
-        try:
+        with on_error(file.close):
             file.seek(0)
             while count := file.readinto(self._buffer):
                 state.update(self._buffer[:count])
             if file.tell() != offset:
                 raise Refused(f"{part} has {file.tell()} bytes by now, not {offset}")
-        except BaseException:
-            file.close()
-            raise
         return file
 
     def _plain(self, incoming: _Incoming) -> Iterator[memoryview]:

@@ -25,7 +25,7 @@ import gymnasium
 import msgspec
 import numpy as np
 
-from digirl_dist.errors import EmulatorError
+from digirl_dist.errors import EmulatorError, on_error
 from digirl_dist.rollout.emulator_process import guarded
 from digirl_dist.user_code.blame import described
 
@@ -110,12 +110,9 @@ class EnvHost:
 
     def _make_more(self, count: int) -> None:
         """Closes all if one cannot be made: nobody would know those that were by their numbers."""
-        try:
+        with on_error(self.close):
             for _ in range(count):
                 self.envs.append(_made(self._make))
-        except BaseException:
-            self.close()
-            raise
 
     def reset(self, asked: Sequence[tuple[int, Any]]) -> list[Result]:
         """Begins episodes. The arguments are pairs of a seed and options, of which either may be None."""

@@ -24,7 +24,7 @@ from typing import Any, Protocol
 
 import msgspec
 
-from digirl_dist.errors import ActionError, DigirlDistError
+from digirl_dist.errors import ActionError, DigirlDistError, on_error
 from digirl_dist.protocol.messages import SlotLimits
 from digirl_dist.rollout.emulator_process import guarded
 from digirl_dist.rollout.slot import Slot
@@ -64,12 +64,9 @@ class EmulatorSession:
         self._max_steps = max_steps
         self._steps = 0
         self._is_over = True
-        try:
+        with on_error(self.close):
             self._slot.start()
             self._slot.wait_for_answer()
-        except BaseException:
-            self.close()
-            raise
 
     def say(self, message: str) -> str:
         try:

@@ -13,7 +13,7 @@ from digirl_dist.emulator.android.options import AndroidOptions
 from digirl_dist.emulator.android.source import LOAD_S
 from digirl_dist.emulator.androidworld import blamed, instance, package_needed, steps_allowed, suite
 from digirl_dist.emulator.touch_actions import DeviceAction
-from digirl_dist.errors import EmulatorError
+from digirl_dist.errors import EmulatorError, on_error
 from digirl_dist.tasks import Task
 from digirl_dist.trajectory import Observation, Transition
 from digirl_dist.types import Json
@@ -37,13 +37,10 @@ class AndroidWorldEmulator(AndroidEmulator):
             from digirl_dist.emulator.androidworld import world
         self._package_of = world.package_of
         super().__init__(settings)
-        try:
+        with on_error(self.close):
             command = self._server.command(self.device.serial)
             adb = world.Adb(*command, COMMAND_S, partial(self._source.wait, LOAD_S))
             self._world = world.world_of(adb, self.device.frame, self.device.window)
-        except BaseException:
-            self.close()
-            raise
 
     def reset(self, task: Task, seed: int) -> Observation:
         self._tear_down()

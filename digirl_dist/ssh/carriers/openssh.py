@@ -22,11 +22,11 @@ import threading
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 
 from digirl_dist.child_process import opened_log
-from digirl_dist.errors import LoginError, UnreachableError
+from digirl_dist.errors import LoginError, UnreachableError, on_error
 from digirl_dist.settings import SshSettings
 from digirl_dist.ssh import processes
 from digirl_dist.ssh.connection import (
@@ -172,14 +172,11 @@ def connect(address: Address, settings: SshSettings) -> Connection:
     """See ``Carrier``."""
     notes = check_key_file(address.name, address.key)
     master = Master(address, settings)
-    try:
+    with on_error(master.close):
         if not master.wait_for_login(settings.connect_s * 2 + settings.login_s):
             require_space(0, master.socket.parent)  # a log that could not be written explains nothing
             raise explain(master.log(), address, master.target, settings, notes)
         return OpenSshConnection(address, settings, master)
-    except BaseException:
-        master.close()
-        raise
 
 
 class Master:
@@ -190,13 +187,10 @@ class Master:
         self._folder = _FOLDERS.make()
         self._address = address
         self.socket = self._folder / "socket"
-        try:
+        with on_error(partial(shutil.rmtree, self._folder, ignore_errors=True)):
             self._base = _base(self._folder, address, settings)
             self.target, ciphers, self._agent = _resolve(self._base, address)
             self._process = self._start(ciphers)
-        except BaseException:
-            shutil.rmtree(self._folder, ignore_errors=True)
-            raise
 
     def wait_for_login(self, timeout_s: float) -> bool:
         """Returns True once sessions are served, False if ``ssh`` has ended. Raises UnreachableError."""
