@@ -189,6 +189,5 @@ def fleet_vector_env(
     hosted = pack(partial(EnvHost, make))
     with machines(settings) as found:
         members = [machine.start(hosted) for machine in found]
-        env = FleetVectorEnv(make, num_envs, members, settings.limits, settings.seed)
-        with closing(env):
+        with closing(FleetVectorEnv(make, num_envs, members, settings.limits, settings.seed)) as env:
             yield env

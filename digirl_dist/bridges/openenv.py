@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -120,11 +120,8 @@ def openenv_fleet(
     packed, tasks, rewrite = _environment(settings)
     with machines(settings) as found:
         sessions = Sessions(found, packed, settings.limits, settings.seed)
-        fleet = OpenEnvFleet(sessions, settings.emulator.name, tasks, rewrite)
-        try:
+        with closing(OpenEnvFleet(sessions, settings.emulator.name, tasks, rewrite)) as fleet:
             yield fleet
-        finally:
-            fleet.close()
 
 
 def task_api(overrides: Sequence[str]) -> TaskApi:

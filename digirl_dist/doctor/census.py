@@ -9,6 +9,7 @@ import tempfile
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import closing
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from statistics import fmean
@@ -257,8 +258,7 @@ class Census:
             packed = Path(place) / "emulator"
             packed.write_bytes(pack(job.emulator))
             slots = [Slot(k, packed, limits, Path(place) / f"slot-{k}.log") for k in range(job.slots)]
-            rollout = Rollout("doctor", slots, players, job.max_steps)
-            try:
+            with closing(Rollout("doctor", slots, players, job.max_steps)) as rollout:
                 rollout.lease([*self._open.values()])
                 while self._open:
                     self._refuse_dead(rollout)
@@ -266,8 +266,6 @@ class Census:
                         self._note(happening)
                     rollout.drop(self._given_up())
                     told(self._asked - len(self._open), self._asked)
-            finally:
-                rollout.close()
         return [*self._of.values()]
 
     def _refuse_dead(self, rollout: Rollout) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Iterator
+from contextlib import closing
 
 from digirl_dist.doctor.check import Check
 from digirl_dist.errors import HostKeyError, LoginError, ShellError, SlowShellError, UnknownHostError, WorkerError
@@ -58,16 +59,13 @@ def _stage(error: WorkerError) -> str:
 
 def _round_trip_s(connection: Connection) -> float:
     """Returns the shortest of a few round trips of a line through ``cat`` on an open channel, in seconds."""
-    channel = connection.open("cat")
     times = []
-    try:
+    with closing(connection.open("cat")) as channel:
         for _ in range(_ECHOES + 1):  # the first one includes the start of cat
             started = time.monotonic()
             channel.write(b"\n")
             channel.readline(_PROBE_LIMIT_S)
             times.append(time.monotonic() - started)
-    finally:
-        channel.close()
     return min(times[1:])
 
 

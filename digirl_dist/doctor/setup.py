@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator
+from contextlib import closing
 from dataclasses import dataclass, field
 from itertools import islice
 from pathlib import Path
@@ -102,8 +103,7 @@ def prepare(preparation: Preparation, ssh: SshSettings, tell: Tell) -> WorkerErr
 def _run(preparation: Preparation, script: str, connection: Connection, tell: Tell) -> None:
     """Runs a script. Raises InstallError with the failed command and its last lines, or LinkLostError."""
     variables = [f"{name}={value}" for name, value in preparation.steps.variables.items()]
-    channel = connection.open(["env", *variables, "bash", "-s"])
-    try:
+    with closing(connection.open(["env", *variables, "bash", "-s"])) as channel:
         channel.write(script.encode())
         channel.close_input()
         for progress in islice(_progress(channel, preparation.package.limit_s), _REPORTS * _MOST_STEPS):
@@ -112,8 +112,6 @@ def _run(preparation: Preparation, script: str, connection: Connection, tell: Te
                 raise _failure(channel, progress)
         if channel.wait(preparation.package.limit_s) != 0:
             raise InstallError(connection.worker, f"the setup's shell failed: {channel.stderr_tail()}")
-    finally:
-        channel.close()
 
 
 def _progress(channel: Channel, limit_s: float) -> Iterator[SetupProgress]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import time
+from contextlib import closing
 from dataclasses import asdict, dataclass
 
 import msgspec
@@ -86,7 +87,7 @@ def try_there(connection: Connection, python: list[str], trial: Trial) -> tuple[
         "limits": msgspec.structs.asdict(trial.limits),
     }
     deadline = time.monotonic() + trial.limit_s
-    try:
+    with closing(channel):
         channel.write(json.dumps(request).encode() + b"\n" + trial.emulator)
         phases: list[_Phase] = []
         while len(phases) <= _MOST_PHASES and (phase := _next(channel, deadline)):
@@ -97,8 +98,6 @@ def try_there(connection: Connection, python: list[str], trial: Trial) -> tuple[
         if not phases or channel.wait(_START_S) != 0:
             raise channel.ended()
         return ", ".join(map(str, phases)), not any(phase.unlike for phase in phases)
-    finally:
-        channel.close()
 
 
 def _next(channel: Channel, deadline: float) -> _Phase | None:

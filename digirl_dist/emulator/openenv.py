@@ -5,6 +5,7 @@ from __future__ import annotations
 import http.client
 import json
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import closing
 from typing import Any
 
 import gymnasium
@@ -117,16 +118,14 @@ def listed_tasks(server: ServerSpec, split: str) -> list[Task]:
 
     Raises EmulatorError for a server that does not start.
     """
-    opened = OpenEnvServer(server)
-    try:
-        [name] = opened.get("/list_environments")
-        splits = [each["name"] for each in opened.get(f"/{name}/splits")]
-        found = opened.get(f"/{name}/tasks", {"split": split})["tasks"] if split in splits else []
-        return [_task(split, index, each) for index, each in enumerate(found)]
-    except (AttributeError, LookupError, OSError, TypeError, ValueError, RecursionError, http.client.HTTPException):
-        return []
-    finally:
-        opened.close()
+    with closing(OpenEnvServer(server)) as opened:
+        try:
+            [name] = opened.get("/list_environments")
+            splits = [each["name"] for each in opened.get(f"/{name}/splits")]
+            found = opened.get(f"/{name}/tasks", {"split": split})["tasks"] if split in splits else []
+            return [_task(split, index, each) for index, each in enumerate(found)]
+        except (AttributeError, LookupError, OSError, TypeError, ValueError, RecursionError, http.client.HTTPException):
+            return []
 
 
 def _task(split: str, index: int, told: Mapping[str, Json]) -> Task:

@@ -7,7 +7,7 @@ command; one that prints or reads mixes with what the command says and hears.
 from __future__ import annotations
 
 import secrets
-from contextlib import suppress
+from contextlib import closing, suppress
 
 from digirl_dist.errors import (
     LinkLostError,
@@ -69,15 +69,13 @@ def _check_login_shell(connection: Connection, limit_s: float) -> None:
         raise
     except WorkerError as error:  # the server lets nobody run commands
         raise ShellError(error.worker, error.reason, error.remedy) from error
-    try:
+    with closing(channel):
         with suppress(WorkerError):  # it has ended: its output says more
             channel.write(_SENT + b"\n")
             channel.close_input()
         said = _output(channel, limit_s)
         if said != b"%s %s\n" % (word.encode(), _SENT):
             raise _refusal(connection, word.encode(), said, channel.stderr_tail())
-    finally:
-        channel.close()
 
 
 def _output(channel: Channel, limit_s: float) -> bytes:

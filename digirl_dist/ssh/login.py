@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Iterator, Sequence
+from contextlib import closing
 from pathlib import Path
 from typing import Any, cast
 
@@ -100,10 +101,8 @@ class KeyLogin(AuthStrategy):
         except (OSError, paramiko.SSHException):
             self.notes.append(f"the SSH agent did not answer within {self._limit_s:g} s ({ASK_AGENT})")
             return
-        try:
+        with closing(held):
             yield from (AgentKey(self.username, key) for key in held.get_keys())
-        finally:
-            held.close()
 
 
 class _Agent(paramiko.Agent):
