@@ -64,6 +64,11 @@ class Door:
 
     def _routes(self) -> list[Route | WebSocketRoute]:
         tasks = self._tasks
+        told: dict[str, Callable[[], Json]] = {
+            "health": lambda: {"status": "healthy"},
+            "list_environments": lambda: [self._name],
+            "{name}/splits": lambda: [{"name": name, "type": name} for name in tasks.list_splits()],
+        }
         queries: dict[str, Callable[..., Json]] = {
             "tasks": lambda split: {"tasks": tasks.list_tasks(split), "env_name": self._name},
             "num_tasks": lambda split: {"num_tasks": tasks.num_tasks(split)},
@@ -71,9 +76,7 @@ class Door:
             "task_range": lambda split, start=None, stop=None: {"tasks": tasks.get_task_range(split, start, stop)},
         }
         return [
-            Route("/{secret}/health", self._health),
-            Route("/{secret}/list_environments", self._environments),
-            Route("/{secret}/{name}/splits", self._splits),
+            *(Route(f"/{{secret}}/{path}", partial(self._tell, answer)) for path, answer in told.items()),
             *(
                 Route(f"/{{secret}}/{{name}}/{path}", partial(self._query, method), methods=["POST"])
                 for path, method in queries.items()
@@ -85,15 +88,8 @@ class Door:
         asked = request.path_params
         return asked["secret"] in self.admitted and asked.get("name", self._name) == self._name
 
-    async def _health(self, request: Request) -> Response:
-        return JSONResponse({"status": "healthy"}) if self._knows(request) else Response(status_code=404)
-
-    async def _environments(self, request: Request) -> Response:
-        return JSONResponse([self._name]) if self._knows(request) else Response(status_code=404)
-
-    async def _splits(self, request: Request) -> Response:
-        splits = [{"name": name, "type": name} for name in self._tasks.list_splits()]
-        return JSONResponse(splits) if self._knows(request) else Response(status_code=404)
+    async def _tell(self, answer: Callable[[], Json], request: Request) -> Response:
+        return JSONResponse(answer()) if self._knows(request) else Response(status_code=404)
 
     async def _query(self, method: Callable[..., Json], request: Request) -> Response:
         """Answers a query of the Task API, whose arguments are a JSON object."""
