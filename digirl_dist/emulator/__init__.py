@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import io
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Annotated, Any, Protocol
+from typing import TYPE_CHECKING, Annotated, Any, Protocol
 
 import msgspec
 import numpy as np
@@ -15,6 +16,9 @@ from digirl_dist.errors import ActionError, SettingsError
 from digirl_dist.tasks import Task
 from digirl_dist.trajectory import Observation, Transition
 from digirl_dist.types import Json, Natural
+
+if TYPE_CHECKING:
+    from PIL.Image import Image
 
 
 class Emulator(Protocol):
@@ -41,6 +45,13 @@ class OwnEmulator(Emulator, Protocol):
 
 
 EmulatorFactory = Callable[[], Emulator]
+
+
+def png(image: Image, compress_level: int = 1) -> bytes:
+    """Returns a screenshot as observations have it. Level 1 takes a fifth of the time of the default."""
+    buffer = io.BytesIO()
+    image.save(buffer, "png", compress_level=compress_level)
+    return buffer.getvalue()
 
 
 @dataclass(frozen=True)

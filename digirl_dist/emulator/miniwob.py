@@ -13,7 +13,7 @@ from pathlib import Path
 
 from PIL import Image
 
-from digirl_dist.emulator import DeviceActions, EmulatorSpec, Label
+from digirl_dist.emulator import DeviceActions, EmulatorSpec, Label, png
 from digirl_dist.emulator.chromium import Chromium, Page, chromium_errors
 from digirl_dist.emulator.touch_actions import DeviceAction
 from digirl_dist.emulator.web_labels import LABELS, LABELS_AT, Clicked, ClickedLabels, labels_of
@@ -261,9 +261,7 @@ def html_folder() -> Path:
 
 def _task_part(window: bytes) -> bytes:
     """The task's pixels as PNG. Cut here because Chromium needs 15 ms more to take part of a window than all of it."""
-    buffer = io.BytesIO()
-    Image.open(io.BytesIO(window)).crop((0, 0, WIDTH, HEIGHT)).convert("RGB").save(buffer, "png", compress_level=1)
-    return buffer.getvalue()
+    return png(Image.open(io.BytesIO(window)).crop((0, 0, WIDTH, HEIGHT)).convert("RGB"))
 
 
 def _pixel(x: float, y: float) -> tuple[int, int]:

@@ -5,7 +5,6 @@ Which action is right can be seen in the observation, so an agent has something 
 
 from __future__ import annotations
 
-import io
 import math
 import os
 import signal
@@ -18,7 +17,7 @@ from pathlib import Path
 import numpy as np
 from PIL import Image
 
-from digirl_dist.emulator import DiscreteActions, EmulatorSpec
+from digirl_dist.emulator import DiscreteActions, EmulatorSpec, png
 from digirl_dist.errors import EmulatorError, SettingsError
 from digirl_dist.tasks import Task
 from digirl_dist.trajectory import Observation, Transition
@@ -148,6 +147,4 @@ def rehearsal_tasks() -> list[Task]:
 def _noise(rng: np.random.Generator, height: int, width: int) -> bytes:
     """A PNG of height x width whose bytes nothing can compress, as little as a photograph's."""
     pixels = np.frombuffer(rng.bytes(height * width * 3), np.uint8).reshape(height, width, 3)
-    buffer = io.BytesIO()
-    Image.fromarray(pixels).save(buffer, "png", compress_level=0)
-    return buffer.getvalue()
+    return png(Image.fromarray(pixels), compress_level=0)

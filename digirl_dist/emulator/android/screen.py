@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator, Sequence
 import numpy as np
 from PIL import Image
 
-from digirl_dist.emulator import Label
+from digirl_dist.emulator import Label, png
 from digirl_dist.errors import EmulatorError
 
 _RGBA, _RGBX = 1, 2
@@ -76,11 +76,10 @@ def encode(frame: np.ndarray, size: tuple[int, int], jpeg_quality: int | None) -
     image = Image.fromarray(np.ascontiguousarray(frame))
     if image.size != (size[1], size[0]):
         image = image.resize((size[1], size[0]), Image.Resampling.BOX)
-    buffer = io.BytesIO()
     if jpeg_quality is None:
-        image.save(buffer, "png", compress_level=1)
-    else:
-        image.save(buffer, "jpeg", quality=jpeg_quality)
+        return png(image)
+    buffer = io.BytesIO()
+    image.save(buffer, "jpeg", quality=jpeg_quality)
     return buffer.getvalue()
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import colorsys
-import io
 from dataclasses import dataclass
 from functools import cache
 from typing import Protocol
@@ -11,6 +10,7 @@ from typing import Protocol
 import numpy as np
 from PIL import Image, ImageDraw, ImageFont
 
+from digirl_dist.emulator import png
 from digirl_dist.emulator.phone import layout
 from digirl_dist.emulator.phone.apps import APPS, App, Button, Field, Line, Switch, Widget
 from digirl_dist.emulator.phone.layout import Rect
@@ -163,10 +163,7 @@ class Screen:
         """The screen as PNG."""
         image = self._home(state) if state.app is None else self._open_app(state, state.app)
         self._status_bar(ImageDraw.Draw(image), state)
-        buffer = io.BytesIO()
-        # Level 1 is several times as fast as the default for a few per cent more bytes.
-        image.save(buffer, "png", compress_level=1)
-        return buffer.getvalue()
+        return png(image)
 
     # --- the home screen -----------------------------------------------------------------------------------------
 
