@@ -239,6 +239,7 @@ def _ablations() -> Group:
         "memory": ("agent.memory=0",),
         "saliency": ("agent.saliency=0",),
         "reluctance": ("agent.reluctance=0",),
+        "context": ("agent.context=false",),
     }
     left_out["hindsight-unsolved"] = left_out["hindsight"] + left_out["unsolved"]
     return Group(
