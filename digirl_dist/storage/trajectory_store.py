@@ -190,11 +190,10 @@ class Store:
         """
         newest: list[Trajectory] = []
         kept: dict[int, Sequence[Trajectory]] = {}
-        numbers = sorted(int(path.stem) for path in self.root.glob("[0-9]*.parquet") if path.stem.isdecimal())
-        while numbers and len(newest) < capacity:
-            if (iteration := numbers.pop()) <= until:
-                newest = [*self.read(iteration), *newest]
-                kept[iteration] = self._recent[iteration]
+        stored = (number for number in range(until, -1, -1) if self.has(Round(number)))
+        while len(newest) < capacity and (iteration := next(stored, None)) is not None:
+            newest = [*self.read(iteration), *newest]
+            kept[iteration] = self._recent[iteration]
         self._recent, self._replayed = kept, kept.keys()
         return newest[-capacity:]
 
