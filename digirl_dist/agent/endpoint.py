@@ -102,11 +102,11 @@ class EndpointAgent(ActsAlone):
         with blaming("Endpoint.messages", AgentError):
             chat = self._messages(seen)
         try:
-            msgspec.json.encode(chat)
+            written = msgspec.Raw(msgspec.json.encode(chat))
         except (TypeError, ValueError, OverflowError, RecursionError) as error:
             raise AgentError(f"Endpoint.messages returned what is no JSON: {in_short(error, _SHOWN)}") from error
         seed: dict[str, Json] = {"seed": int(rng.integers(2**31))} if self._seeded else {}
-        answer = self._answer(chat, seed)
+        answer = self._answer(written, seed)
         if answer.finish_reason in BROKEN_OFF:
             raise ChatAway(f"{self._server} broke an answer off: {answer.finish_reason}")
         try:
@@ -133,7 +133,7 @@ class EndpointAgent(ActsAlone):
         if self._server is not None:
             self._server.close()
 
-    def _answer(self, chat: Messages, further: dict[str, Json]) -> Answered:
+    def _answer(self, chat: msgspec.Raw, further: dict[str, Json]) -> Answered:
         server = self.connect()
         if self._asks_tokens is not False:
             try:

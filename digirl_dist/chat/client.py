@@ -134,7 +134,9 @@ class ChatServer:
     def __str__(self) -> str:
         return f"{self._settings.model} at {self._url}"
 
-    def ask(self, chat: Messages, away: Callable[[Outage], None], further: dict[str, Json] | None = None) -> Answered:
+    def ask(
+        self, chat: Messages | msgspec.Raw, away: Callable[[Outage], None], further: dict[str, Json] | None = None
+    ) -> Answered:
         """Returns one answer. Adds ``further`` to the request; raises what ``complete`` raises."""
         completion = self.complete(chat, away, further or {})
         choice, usage = completion.choices[0], completion.usage or _Usage()
@@ -171,7 +173,9 @@ class ChatServer:
         """Answers are stored: a server that repeats the key shall not get it into the run folder."""
         return text.replace(self._key, HIDDEN) if len(self._key) >= _SHORTEST_KEY else text
 
-    def complete(self, chat: Messages, away: Callable[[Outage], None], further: dict[str, Json]) -> Completion:
+    def complete(
+        self, chat: Messages | msgspec.Raw, away: Callable[[Outage], None], further: dict[str, Json]
+    ) -> Completion:
         """Returns one answer. Calls ``away`` after each failed attempt.
 
         Raises ChatRefused if a retry cannot help, ChatAway after ``outage_s`` or ``close``. Both come without their
